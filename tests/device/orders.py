@@ -27,6 +27,8 @@ OTHERS = {
     ("_api/attach.py", "level.join"),
     ("_api/moving.py", "membership.join"),
     ("_api/stored.py", "membership.join"),
+    ("members/bucket/all_ranks.py", "former.join"),
+    ("members/bucket/all_ranks.py", "self._thread.join"),
     ("members/bucket/check.py", "each.join"),
     ("members/membership.py", "self._timer.join"),
     ("members/steps.py", "self.follow"),

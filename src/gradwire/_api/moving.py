@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gradwire._api.attach import carried
@@ -21,7 +20,7 @@ from gradwire._api.report import Report
 from gradwire._api.rounds import OuterWire
 from gradwire._api.wire import Attached
 from gradwire.checkpoint import file_set
-from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm import ProcessGroupComm
 from gradwire.comm.apart import alone
 from gradwire.comm.groups import carries_cpu
 from gradwire.members import Event, Members
@@ -73,11 +72,10 @@ def moving(
     """
     if members in _HELD:
         raise ValueError("these members had a wire: make new ones for another, also after detach()")
-    rank = dist.get_rank() if dist.is_initialized() else 0
     optimizers = LocalOptimizers(optimizer, make)
     source = MovingSteps(
         model,
-        getattr(members, "group", None) or alone(rank),
+        getattr(members, "group", None) or alone(),
         optimizers,
         every=every,
         delay=delay,
@@ -94,7 +92,7 @@ def moving(
         found = carried(replace(asked, nodes=nodes), source, None, None, source.where)
         return Running(found.backward, found.worker, found.stop)
 
-    site = Site(_comm_of(source.local.inside, source.where))
+    site = site_of(source)
     terms = _terms(source, asked)
     asks = Asks(members, site)
     membership = Membership(asks, source, site, terms, carry, timeout_s=timeout_s, every_s=every_s)
@@ -114,12 +112,13 @@ def moving(
     return MovingWire(model, membership, source, optimizers)
 
 
-def _comm_of(inside: dist.ProcessGroup | None, where: torch.device) -> Comm:
-    """Comm over the ranks of this replica, for tensors on the CPU; of this rank alone if `inside` is None."""
+def site_of(source: MovingSteps) -> Site:
+    """The ranks of this replica."""
+    inside = source.local.inside
     if inside is None:
-        return ProcessGroupComm(alone(0))
+        return Site(ProcessGroupComm(alone()))
     comm = ProcessGroupComm(inside)
-    return comm if carries_cpu(inside) else through_a_device(comm, where)
+    return Site(comm if carries_cpu(inside) else through_a_device(comm, source.where))
 
 
 def _metrics(membership: Membership, source: LocalSteps) -> dict[str, float]:

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from gradwire._api.configuration import Configuration
-from gradwire._api.moving import MovingWire
+from gradwire._api.moving import MovingWire, site_of
 from gradwire._api.report import Report
 from gradwire._api.wire import Attached
+from gradwire.agreement.agree import on_all_ranks, require_agreement
 from gradwire.checkpoint import file_set
-from gradwire.comm import ProcessGroupComm
 from gradwire.comm.apart import alone
 from gradwire.members import Stored
 from gradwire.members.bucket.member import StoredMembership
 from gradwire.members.bucket.objects import check_size
 from gradwire.members.bucket.steps import StoredSteps
-from gradwire.members.site import Site
 from gradwire.placement import device_at
 from gradwire.recipes import Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
@@ -65,46 +64,52 @@ def stored(
     optimizers = LocalOptimizers(optimizer, make)
     source = StoredSteps(
         model,
-        alone(0),
+        alone(),
         optimizers,
         every=every,
         delay=delay,
         on_host=asked.placement != "device",
         name=members.name,
     )
-    if source.local.inside is not None or source.local.shards is not None:
-        raise ValueError(
-            "this replica has several ranks, by DDP or FSDP2, and rounds over a store are for replicas of "
-            "one rank so far: take members=gradwire.members.torchft(…), or one rank per site"
+    site = site_of(source)
+    begun: list[StoredMembership] = []
+
+    def prepared() -> tuple[StoredMembership, str, dict[str, str]]:
+        given = replace(asked, policy=source.weighed(policy))
+        source.check_policy()
+        given = given.answered(source)
+        chosen = given.validated(source)
+        membership = StoredMembership(
+            members.objects, source, site, members.rules, alone_s=members.alone_s, every_s=every_s
         )
-    asked = replace(asked, policy=source.weighed(policy))
-    source.check_policy()
-    asked = asked.answered(source)
-    chosen = asked.validated(source)
-    composition = chosen.build()
-    layout = build(
-        source.coded, composition, asked.policy, source.device, 2, asked.memory_dtype, source.tuning
-    )
-    site = Site(ProcessGroupComm(alone(0)))
-    membership = StoredMembership(
-        members.objects, source, site, members.rules, alone_s=members.alone_s, every_s=every_s
-    )
-    weakref.finalize(model, membership.close)
-    try:
+        begun.append(membership)
+        layout = build(
+            source.coded, chosen.build(), given.policy, source.device, 2, given.memory_dtype, source.tuning
+        )
         source.suits(layout, (optimizers.outer,))
-        source.code_by(layout, seed=asked.seed, number=number_from(members.name) >> 33)
+        source.code_by(layout, site, seed=given.seed, number=number_from(members.name) >> 33)
         check_size(members.url, source.payload_bytes(0))
+        return membership, str(chosen), _terms(source, given, chosen, members)
+
+    try:
+        membership, recipe, terms = on_all_ranks(prepared, "begin rounds over a store", site.comm)
+        weakref.finalize(model, membership.close)
+        waits = {"name": members.name, "URL": members.url, "rules": str(members.rules)}
+        waits |= {"alone": str(members.alone_s), "every_seconds": str(every_s)}
+        require_agreement(waits | terms, site.comm)
         if resume is not None:
             found = file_set.kept(site.comm, Path(resume))
-            membership.load(found) if found is not None else None
+            if found is not None:
+                on_all_ranks(partial(membership.load, found), "go on from its save", site.comm)
         hold(model, members)
-        membership.join(_terms(source, asked, chosen, members))
+        membership.join(terms)
     except BaseException:  # plain training goes on, or another call of `outer`
         source.retire()
-        membership.close()
+        for each in begun:
+            each.close()
         raise
     _HELD.add(members)
-    return StoreWire(model, membership, source, optimizers, str(chosen))
+    return StoreWire(model, membership, source, optimizers, recipe)
 
 
 def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: Stored) -> dict[str, str]:
@@ -113,8 +118,10 @@ def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: S
     named = [*source.module.named_parameters(), *source.module.named_buffers()]
     outer = source.rounds.optimizers.outer
     groups = [len(each["params"]) for each in outer.param_groups]  # rates and momentum come from the run
+    sharded = {"ranks per site": f"{source.parts}, by FSDP2"} if source.local.shards is not None else {}
     return {
         **facts,
+        **sharded,
         "torch": torch.__version__.partition("+")[0],
         "gradwire version": __version__,
         "parameters and buffers": str([(name, tuple(each.shape), str(each.dtype)) for name, each in named]),
@@ -126,7 +133,8 @@ def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: S
 class StoreWire(MovingWire):
     """The handle on one model whose rounds go over an object store.
 
-    It is a `MovingWire` without a process group: what is about exchanges among ranks is refused.
+    It is a `MovingWire` without a process group among replicas: what is about exchanges among ranks is
+    refused. Of a replica with several ranks, the first one sends and reads all bytes.
     """
 
     def __init__(
@@ -202,18 +210,20 @@ class StoreWire(MovingWire):
         """
         from gradwire.telemetry.targets import Listener, write_to
 
-        listener = Listener(partial(_metrics, self._stored), write_to(target, 0), every)
+        write = write_to(target, self._stored.site.rank)
+        listener = Listener(partial(_metrics, self._stored), write, every)
         hold(self._model, listener)
         self._stored.listeners.append(weakref.ref(listener))
 
     def note_loss(self, loss: float | Tensor) -> None:
-        """Note this replica's loss of a step. `gradwire members watch` shows the last one of each replica.
+        """Note this replica's loss of a step, on its first rank. `gradwire members watch` shows the last one
+        of each replica.
 
         Example::
 
             wire.note_loss(loss)
         """
-        self._stored.seat.loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        self._stored.note_loss(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def detach(self) -> None:
         """Land what is under way, and leave the others.

@@ -362,8 +362,9 @@ def within(
         raise TransportError(f"members cannot meet: {failure}: {error}") from error
 
 
-def alone(rank: int) -> dist.ProcessGroup:
-    """A group of this rank alone, whose number in the default group is `rank`. It sends nothing."""
+def alone() -> dist.ProcessGroup:
+    """A group of this rank alone, which knows its number in the default group. It sends nothing."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
     group = dist.ProcessGroup(HashStore(), 0, 1)
     group._set_group_name(GroupName(f"gradwire-alone-{rank}"))
     _world.pg_group_ranks[group] = {rank: 0}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,35 @@ class Site:
         """
         for each in tensors:
             self.comm.broadcast(each.view(-1).view(torch.uint8), 0).wait()
+
+    def dealt(self, pieces: Sequence[bytes | memoryview]) -> Tensor:
+        """Give each rank its own of the first rank's `pieces`: uint8 (bytes,). If there is only one, all get
+        that. A collective: two broadcasts, and one for each piece. What other ranks pass has no effect.
+        """
+        mine = torch.empty(0, dtype=torch.uint8, device="cpu")
+        lengths = json.loads(self.told(json.dumps([len(each) for each in pieces])))
+        for number, length in enumerate(lengths):
+            flat = torch.empty(length, dtype=torch.uint8, device="cpu")
+            if self.rank == 0:
+                flat.numpy()[:] = np.frombuffer(pieces[number], dtype=np.uint8)
+            self.comm.broadcast(flat, 0).wait()
+            if len(lengths) == 1 or number == self.rank:
+                mine = flat
+        return mine
+
+    def collected(self, mine: bytes) -> list[bytes]:
+        """The bytes of all ranks, in rank order, on the first one; nothing elsewhere. A collective: one
+        all-gather, and a broadcast for each rank.
+        """
+        found = []
+        for rank, length in enumerate(self.numbers(len(mine))):
+            flat = torch.empty(length, dtype=torch.uint8, device="cpu")
+            if rank == self.rank:
+                flat.numpy()[:] = np.frombuffer(mine, dtype=np.uint8)
+            self.comm.broadcast(flat, rank).wait()
+            if self.rank == 0:
+                found.append(flat.numpy().tobytes())
+        return found
 
     def numbers(self, mine: int) -> list[int]:
         """Gather the number `mine` of each rank, in rank order. A collective."""

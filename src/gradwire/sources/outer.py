@@ -129,17 +129,7 @@ class Rounds:
         backward.reducer.env.await_kernels()
         backward.open()
         backward.reducer.watch.begin()
-        bad, failure = "", None
-        try:
-            self.local.require_known()
-            bad = self.delta.pack()
-        except BaseException as error:  # peers wait for this rank
-            failure = error
-        if not self.local.is_sound_everywhere(sound=not bad):
-            failure = failure or self.begin_anew(bad or "something on another rank of this replica")
-            bad = bad or "another"
-        else:
-            self.round = self.round.checked(sound=True)
+        bad, failure = self.packed()
         counts = self.has_learned and not bad and failure is None
         weight, usual = self.share if counts else (0, 1)
         self.delta.weigh(weight / usual)
@@ -153,12 +143,29 @@ class Rounds:
             backward.submit(bucket.gradient_bucket)
         backward.all_brought()
 
+    def packed(self) -> tuple[str, BaseException | None]:
+        """Write Δ into the buckets. Returns the name of what is not finite, or "", on all ranks of this
+        replica; θ₀ is taken back then. And the error of this rank, or of a replica that is not finite too
+        often.
+        """
+        bad, failure = "", None
+        try:
+            self.local.require_known()
+            bad = self.delta.pack()
+        except BaseException as error:  # peers wait for this rank
+            failure = error
+        if self.local.is_sound_everywhere(sound=not bad):
+            self.round = self.round.checked(sound=True)
+            return "", failure
+        bad = bad or "something on another rank of this replica"
+        return bad, failure or self._begin_anew(bad)
+
     def before(self, step: Step, _env: ReducerEnvironment) -> None:
         """Tell the other ranks what was loaded here, and shapes of buffers, as an observer of the reducer."""
         step.tell(self._place_and_loaded, _different_loads)
         step.tell(self.buffer_means.told, self.buffer_means.heard)
 
-    def begin_anew(self, name: str) -> BaseException | None:
+    def _begin_anew(self, name: str) -> BaseException | None:
         """Take θ₀ back, as `name` is not finite. Returns the error of a replica that did so too often."""
         self.sync_from_shared()
         self.optimizers.make_finite()

@@ -38,7 +38,8 @@ def store(
     - `url`: where the run is, the same for all: "s3://bucket/run", "gs://bucket/run",
       "az://container/run", or a folder that all share. obstore reads credentials and endpoints from
       the environment; gradwire passes none.
-    - `name`: of this replica, the same when it starts again, and of no other one.
+    - `name`: of this replica, the same when it starts again, and of no other one. If it has several ranks, by
+      DDP or FSDP2, all pass the same; the first one alone reaches the store.
     - `at_least`: a round is sealed with so many replicas or more. The same for all.
     - `patience_s`: so many seconds a replica waits for others that live, from its own offer on.
     - `wait_s`: after so many seconds without a sealed round, `optimizer.step()` raises `TransportError`.

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from gradwire.comm.apart import begin
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
 from gradwire.members.base import Event
+from gradwire.members.bucket.all_ranks import AllRanks
 from gradwire.members.bucket.objects import PIECE, Objects, StoreError
 from gradwire.members.bucket.records import Offer, Seal
 from gradwire.members.bucket.rounds import (
@@ -38,7 +40,7 @@ from gradwire.sources.carried import claim
 _LOG = logging.getLogger("gradwire")
 
 SLICE_S = 0.5
-"""The thread that trains waits in pieces of this length, so that signals are handled."""
+"""The thread of rounds waits in pieces of this length, so that it hears when training was interrupted."""
 SHARE = 0.1
 """Of the link, which a snapshot may take."""
 FAREWELL_S = 10.0
@@ -114,8 +116,25 @@ class _Events:
         _LOG.info("%s: %s", self.name, event)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a replica stands in the run, as all of its ranks know it."""
+
+    run: str = ""
+    round: int = 0
+    waits_since: int = -1
+    names: tuple[str, ...] = ()
+    committed: int = 0
+    lost: int = 0
+    waited_s: float = 0.0
+    is_under_way: bool = False
+    """Whether a seal is awaited."""
+
+
 class StoredMembership:
-    """This replica's side of each round. Its methods are for the thread that trains."""
+    """This replica's side of each round. All of its ranks call the methods together, from the thread that
+    trains. Rounds run on a thread of the first rank (`AllRanks`), which alone has a seat in the run.
+    """
 
     running = None
     """There is no reducer."""
@@ -135,7 +154,7 @@ class StoredMembership:
         Args:
             objects: the store.
             source: local steps of this replica.
-            site: its ranks: this one alone.
+            site: its ranks.
             rules: of rounds.
             alone_s: seconds without a seal after which local steps go on until there is one; `None` waits.
             every_s: about the seconds from round to round; `None` counts steps.
@@ -144,7 +163,11 @@ class StoredMembership:
         self._source, self._rules = source, rules
         self._alone_s, self._every_s = alone_s, every_s
         self._told = _Events(source.name)
+        self._spread = 0
+        """Events of which all ranks know."""
+        self._place = Place()
         self._seat: Seat | None = None
+        """On the first rank alone."""
         self._saved: tuple[str, int, int] | None = None
         self._settling: Future[tuple[Seal, list[Offer] | None]] | None = None
         """The wait for a seal, beside training."""
@@ -152,19 +175,18 @@ class StoredMembership:
         self._stops = threading.Event()
         self._said = ""
         """Last word about a store that does not answer."""
-        self.committed = 0
-        self.waited_s = 0.0
-        """Seconds for which training has waited for seals."""
+        self._committed, self._waited_s = 0, 0.0
         self.listeners: list[weakref.ref[Callable[[], None]]] = []
         """Called when a round has landed. The model holds them: they are the user's."""
         self._ended_s = now_s()
+        self._ranks = AllRanks(source, self._tells, self._hears, self._call_listeners)
         source.check_alone()
         source.dropped = self._note_loss
         source.go(self.take_round, self.end_round, self.is_called)
 
     @property
     def seat(self) -> Seat:
-        assert self._seat is not None, "asked after it has joined"
+        assert self._seat is not None, "asked on the first rank, after it has joined"
         return self._seat
 
     @property
@@ -175,17 +197,60 @@ class StoredMembership:
     @property
     def now(self) -> tuple[str, ...]:
         """Names of the members of the last round."""
-        return self.seat.names
+        return self._place.names
 
     @property
     def rounds(self) -> int:
         """The rounds that have landed in the shared parameters."""
-        return max(self.seat.round, 0)
+        return max(self._place.round, 0)
+
+    @property
+    def committed(self) -> int:
+        """Rounds that have landed here."""
+        return self._place.committed
 
     @property
     def lost(self) -> int:
         """Times that Δ was dropped."""
-        return self.seat.lost
+        return self._place.lost
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which training has waited for seals."""
+        return self._place.waited_s
+
+    def note_loss(self, loss: float) -> None:
+        """Tell the others the first rank's last loss, by heartbeats."""
+        if self._seat is not None:
+            self._seat.loss = loss
+
+    # -- what all ranks know
+
+    def _tells(self) -> dict[str, Any]:
+        place, seat = self._place, self._seat
+        if seat is not None:
+            place = Place(
+                seat.run,
+                seat.round,
+                seat.waits_since,
+                seat.names,
+                self._committed,
+                seat.lost,
+                self._waited_s,
+                self._settling is not None,
+            )
+        fresh, self._spread = self.events[self._spread :], len(self.events)
+        return {"place": asdict(place), "events": [asdict(each) for each in fresh]}
+
+    def _hears(self, told: Mapping[str, Any]) -> None:
+        self._place = Place(**{**told["place"], "names": tuple(told["place"]["names"])})
+        if self.site.rank:
+            self.events.extend(Event(**{**each, "who": tuple(each["who"])}) for each in told["events"])
+
+    def _call_listeners(self) -> None:
+        for each in self.listeners:
+            if (listener := each()) is not None:
+                listener()
 
     # -- rounds
 
@@ -194,11 +259,15 @@ class StoredMembership:
 
         Raises `GradwireError` and `StoreError`.
         """
+        self._ranks.run(partial(self._enter, terms))
+        claim(self._source.carrier)
+
+    def _enter(self, terms: Mapping[str, str]) -> None:
         enter(
             self.store,
             self._source.name,
             terms,
-            self._source,
+            self._ranks,
             self._rules,
             self._saved,
             tell=self._told.tell,
@@ -206,7 +275,6 @@ class StoredMembership:
         )
         held = weakref.WeakMethod(self._note_landing)  # the thread of heartbeats holds the seat
         self.seat.landed = lambda before: _called(held, before)
-        claim(self._source.carrier)
 
     def _begin_beats(self, seat: Seat) -> None:
         self._seat = seat
@@ -219,25 +287,29 @@ class StoredMembership:
     def take_round(self) -> None:
         """Take part in a round that is due. Raises the errors that `optimizer.step()` is to raise."""
         self._pace()
+        try:
+            self._ranks.run(self._take_round)
+        finally:
+            self._ended_s = now_s()
+
+    def _take_round(self) -> None:
         seat, source = self.seat, self._source
         seat.step = source.attempts.count
         try:
             if self._settling is not None:
                 if not self._settling.done():
                     return  # local steps go on, as they did after `alone_s`
-                self.end_round()
-            if send(seat, source):
+                self._land()
+            if send(seat, self._ranks):
                 fits = partial(_has_size, source.payload_bytes(seat.round))
                 goes_on = partial(_is_unset, self._stops)
-                self._settling = begin(partial(settle, seat, source.digest(), goes_on, fits))
+                self._settling = begin(partial(settle, seat, self._ranks.digest(), goes_on, fits))
                 if source.delay:
-                    source.land_at(source.attempts.count + source.delay)
+                    self._ranks.land_at(source.attempts.count + source.delay)
                 else:
-                    self.end_round()
+                    self._land()
         except StoreError as error:
             self._go_on_after(error)
-        finally:
-            self._ended_s = now_s()
 
     def _go_on_after(self, error: StoreError) -> None:
         """Raise `error`, unless local steps go on without the store."""
@@ -245,64 +317,73 @@ class StoredMembership:
             raise error
         if (why := f"{error}: local steps go on meanwhile") != self._said:
             self._said = why
-            self._told.tell("alone", self.now, why)
+            self._told.tell("alone", self.seat.names, why)
 
     def _pace(self) -> None:
-        """Set the number of steps until the next round, from the last step times, if rounds go by time."""
+        """Set the number of steps until the next round, from the last step times of the first rank, if rounds
+        go by time.
+        """
         steps, took_s = self._source.made, now_s() - self._ended_s
         if self._every_s is not None and steps:
-            self._source.due_after = max(1, round(steps * self._every_s / max(took_s, 1e-6)))
+            fit = max(1, round(steps * self._every_s / max(took_s, 1e-6)))
+            self._source.due_after = self.site.numbers(fit)[0]
 
     def is_called(self) -> bool:
         """True if the seal of an earlier offer has come while this replica trained without it."""
-        return self._alone_s is not None and self._settling is not None and self._settling.done()
+        if self._alone_s is None or not self._place.is_under_way:
+            return False
+        return bool(self.site.numbers(self._settling is not None and self._settling.done())[0])
 
-    def end_round(self) -> bool:
-        """Wait for the seal of this replica's offer, and land it.
+    def end_round(self) -> None:
+        """Wait for the seal of this replica's offer, and land it, unless local steps shall go on without it.
 
-        Returns False if there is none yet, and local steps shall go on. Raises `TransportError` after
-        `Rules.wait_s`.
+        Raises `TransportError` after `Rules.wait_s`.
         """
+        self._ranks.run(self._land)
+
+    def _land(self) -> None:
         assert self._settling is not None, "sent before"
         before_s = now_s()
         while not self._settling.done():
+            self._ranks.require_running()
             waited_s = now_s() - before_s
             if self._alone_s is not None and waited_s >= self._alone_s:
-                self._told.tell("alone", self.now, "no seal yet: local steps go on meanwhile", waited_s)
-                self._source.land_at(None)
-                return False
+                self._told.tell(
+                    "alone", self.seat.names, "no seal yet: local steps go on meanwhile", waited_s
+                )
+                self._ranks.land_at(None)
+                return
             try:
                 self._settling.exception(SLICE_S)
             except NotYet:
                 continue
-        self.waited_s += now_s() - before_s
+        self._waited_s += now_s() - before_s
         settling, self._settling = self._settling, None
-        self._source.land_at(None)
+        self._ranks.land_at(None)
         seal, offers = settling.result()
         try:
-            patiently(self.seat, lambda: land(self.seat, self._source, seal, offers))
+            patiently(self.seat, lambda: land(self.seat, self._ranks, seal, offers))
         except StoreError as error:  # the round is landed when the next one is due
             self._go_on_after(error)
-            return False
+            return
         self._said = ""
         self._keep_snapshot(seal)
-        return True
 
     def _note_loss(self, why: str) -> None:
-        self.seat.lost += 1
-        self._told.tell("dropped", (self.seat.name,), why)
+        if self._seat is not None:
+            self._seat.lost += 1
+            self._told.tell("dropped", (self._seat.name,), why)
 
     def _note_landing(self, before: tuple[str, ...]) -> None:
-        self.committed += 1
-        joined = tuple(name for name in self.now if name not in before)
-        left = tuple(name for name in before if name not in self.now)
+        self._committed += 1
+        now = self.seat.names
+        joined = tuple(name for name in now if name not in before)
+        left = tuple(name for name in before if name not in now)
         if joined:
             self._told.tell("joined", joined, "")
         if left:
             self._told.tell("left", left, "")
-        for each in self.listeners:
-            if (listener := each()) is not None:
-                listener()
+        self._ranks.landed()
 
     def _keep_snapshot(self, seal: Seal) -> None:
         """Write a snapshot beside training, if it is this member's turn and its last one is written."""
@@ -310,7 +391,7 @@ class StoredMembership:
             return
         try:
             if announce_snapshot(self.seat, seal):
-                write = partial(write_snapshot, self.seat, self.seat.round, self._source.give())
+                write = partial(write_snapshot, self.seat, self.seat.round, self._ranks.give())
                 self._snapshot = begin(partial(_said, self._told, write))
         except StoreError as error:
             self._told.tell("failed", (self._source.name,), f"no snapshot: {error}")
@@ -321,9 +402,10 @@ class StoredMembership:
         """
         patience_s = self._rules.patience_s + LONGEST_LOOK_S
         self._alone_s = patience_s if self._alone_s is None else min(self._alone_s, patience_s)
-        self.seat.trains_alone = True
+        if self._seat is not None:
+            self._seat.trains_alone = True
         self._source.note_changes()
-        if self._settling is not None:  # also if local steps went on after `alone_s`
+        if self._place.is_under_way:  # also if local steps went on after `alone_s`
             self.end_round()
 
     def close(self) -> None:
@@ -345,10 +427,10 @@ class StoredMembership:
 
     def save(self) -> dict[str, Any]:
         """This replica's state. An offer that is not sealed yet is not part of it."""
-        seat = self.seat
+        place = self._place
         return {
             "format": FORMAT,
-            "place": [seat.run, seat.round, seat.waits_since],
+            "place": [place.run, place.round, place.waits_since],
             "source": self._source.save(),
         }
 
