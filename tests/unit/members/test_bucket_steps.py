@@ -70,6 +70,17 @@ def test_one_that_is_alone_trains_on_and_its_offer_counts_once_another_is_there(
     b.detach()
 
 
+def test_with_a_delay_one_that_may_be_alone_lands_no_round_before_its_time(tmp_path: Path) -> None:
+    wire, *held = site(tmp_path, every=4, delay=2, alone="train")
+    landed = list[int]()
+    for _ in range(15):
+        time.sleep(0.02)  # a seal comes at once
+        take(*held, 1)
+        landed += [wire.attempts] if wire.rounds > len(landed) else []
+    assert landed == [6, 10, 14]
+    wire.detach()
+
+
 def test_one_that_was_alone_lands_the_round_that_others_have_sealed_before_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -330,7 +330,8 @@ class StoredMembership:
 
     def is_called(self) -> bool:
         """True if the seal of an earlier offer has come while this replica trained without it."""
-        if self._alone_s is None or not self._place.is_under_way:
+        waits_no_longer = self._place.is_under_way and self._source.rounds.round.lands_at is None
+        if self._alone_s is None or not waits_no_longer:
             return False
         return bool(self.site.numbers(self._settling is not None and self._settling.done())[0])
 
