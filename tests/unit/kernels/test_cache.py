@@ -192,6 +192,14 @@ def test_an_edit_in_a_callees_file_reaches_its_callers(
         sys.modules.pop(name, None)
 
 
+def test_constants_of_the_contracts_above_are_part_of_kernels(tmp_path: Path) -> None:
+    (sources := tmp_path / "cpu").mkdir()
+    (contract := tmp_path / "contract.py").write_text("BITS = 11")
+    before = folder_name(sources)
+    contract.write_text("BITS = 12")
+    assert folder_name(sources) != before
+
+
 def test_other_options_are_other_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = folder_name(tmp_path)
     assert folder_name(tmp_path) == before

@@ -68,15 +68,17 @@ def places() -> list[Path]:
 
 
 def folder_name(sources: Path) -> str:
-    """Name of a cache folder, made from hashes of all source files in `sources`, of versions and of options.
+    """Name of a cache folder, made from hashes of all source files in `sources` and in the folder above, of
+    versions and of options.
 
-    All sources count for all kernels, because the code of a kernel contains that of the kernels it calls.
+    All sources count for all kernels, because the code of a kernel contains that of the kernels it calls, and
+    the constants of contracts, which lie above.
     """
     hashed = hashlib.blake2b(digest_size=12)
     options = [getattr(_CONFIG, name, None) for name in _OPTIONS]
     versions = numba.__version__, llvmlite.__version__, np.__version__, sys.version
     hashed.update(repr((versions, options)).encode())
-    for path in sorted(sources.glob("[!.]*.py*")):
+    for path in sorted(each for folder in (sources.parent, sources) for each in folder.glob("[!.]*.py*")):
         hashed.update(f"\n{path.name} ".encode() + hashlib.blake2b(path.read_bytes()).digest())
     return _PREFIX + hashed.hexdigest()
 
