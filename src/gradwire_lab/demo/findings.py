@@ -428,7 +428,12 @@ def headline(document: Document) -> str:
         text = f"gradwire on {document['settings']['workload']}: the run did not finish"
     else:
         text = f"gradwire did not reach plain DDP's final loss in {both.steps} steps"
-    missed = [
+    missed = []
+    if target is not None and mine_s is not None:
+        seeds_s = both.wire.reached_s(target)
+        if lacking := seeds_s.count(None):
+            missed.append(f"{lacking} of {len(seeds_s)} seeds did not reach it")
+    missed += [
         check["headline"]
         for check in document["checks"]
         if check["passed"] is False and check.get("headline")

@@ -213,6 +213,19 @@ def test_what_a_user_misses_stands_in_the_headline_and_what_none_cares_about_doe
     assert headline_of(two).endswith(", but its test accuracy is worse and its replicas differ")
 
 
+def test_a_seed_that_does_not_reach_the_loss_stands_in_the_headline():
+    courses = [
+        falling(name, seed, step_s, low=low).as_dict()
+        for seed, low in ((0, 0.05), (1, 0.25))
+        for name, step_s, low in (("ddp", 0.2, 0.2), ("gradwire", 0.1, low))
+    ]
+    settings = {"workload": "resnet_demo", "steps": 100, "warmup": 10}
+    told = findings.headline({"settings": settings, "courses": courses, "checks": []})
+    assert re.fullmatch(
+        r"gradwire reached .* in 0\.\d\d of the time, but 1 of 2 seeds did not reach it", told
+    )
+
+
 def test_a_loss_that_is_not_reached_is_the_headline():
     courses = [falling("ddp", 0, 0.2).as_dict(), falling("gradwire", 0, 0.1, low=0.9).as_dict()]
     settings = {"workload": "resnet_demo", "steps": 100, "warmup": 10}
