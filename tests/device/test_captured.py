@@ -18,7 +18,9 @@ from gradwire.codec.sparse import Sparse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange.captured import EAGER, MOST, Captures
+from gradwire.exchange.payloads import Gather
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.placement import stream
 from gradwire.recipes import recipe as parsed
 from gradwire.step.gradient_bucket import GradientBucket
@@ -314,6 +316,17 @@ def test_other_recipes_stay_eager(text: str) -> None:
     there, here = both(plain, text=text)
     assert same(there, here)
     assert not any(each.graphs for each in there)
+
+
+def test_a_codec_that_decodes_rank_by_rank_stays_eager() -> None:
+    class OneByOne:
+        laws = Laws(repeats=True)
+
+    codec: Any = OneByOne()
+    exchange, captures = Gather(codec), Captures(Counting().graphs())
+    assert captures.around(exchange, "unit 0") is exchange
+    codec.average_decoded = len
+    assert captures.around(exchange, "unit 0") is not exchange
 
 
 def test_what_cannot_be_captured_is_said_and_stays_eager(

@@ -35,7 +35,8 @@ changes places with the one that the next step writes."""
 class Captures:
     """See `gradwire.step.plan.Captures`.
 
-    Of exchanges, `Gather` of a codec that repeats itself is captured, as in `topk`. All others stay eager.
+    Of exchanges, `Gather` of a codec that repeats itself and decodes all ranks in one call is captured, as in
+    `topk`. All others stay eager.
     """
 
     def __init__(self, graphs: Graphs) -> None:
@@ -43,9 +44,12 @@ class Captures:
         self.graphs = graphs
 
     def around(self, exchange: Exchange, label: str) -> Exchange:
-        if isinstance(exchange, Gather) and exchange.codec.laws.repeats:
-            return CapturedGather(exchange.codec, captures=self, label=label)
-        return exchange
+        if not isinstance(exchange, Gather):
+            return exchange
+        codec = exchange.codec
+        if not (codec.laws.repeats and hasattr(codec, "average_decoded")):
+            return exchange
+        return CapturedGather(codec, captures=self, label=label)
 
 
 @dataclass
