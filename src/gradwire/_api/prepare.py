@@ -51,6 +51,8 @@ _ENOUGH = 1 << 20
 """Elements that are compensated in a rehearsal at most: how many there are changes no kernel."""
 _LOOK_S = 0.05
 """Time between two looks whether kernels are there."""
+LONGEST_S = 300.0
+"""A round waits no longer for the other process, which may have been stopped. Then this one compiles."""
 LONG_S = 2.0
 """Compiling for longer than that is worth a line that shows by default, since others may wait for it."""
 
@@ -89,7 +91,7 @@ class PreparedBeside:
         start_s, never = now_s(), threading.Event()
         while self._begun:
             layout, memory, begun = self._begun[0]
-            while not begun.has_ended():
+            while not begun.has_ended() and now_s() - start_s < LONGEST_S:
                 never.wait(_LOOK_S)
             del self._begun[0]
             self._prepare(layout, memory)
