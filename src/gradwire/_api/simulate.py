@@ -352,14 +352,15 @@ def _of_fsdp(
                 forecast_fsdp(text, profile, cluster, slowed * backward.before_s, slowed * backward.total_s)
                 for slowed in late
             ]
-            step_s, found = fmean(one.step_s for one in each), each[0]
+            found = forecast_fsdp(text, profile, cluster, backward.before_s, backward.total_s)
+            step_s = fmean(one.step_s for one in each)
             compute_s = backward.before_s + backward.total_s
             outcome = Simulated(
                 recipe=text,
                 workers=cluster.workers,
                 step_s=step_s,
                 share_of_linear=compute_s / step_s,
-                exposed_s=found.step_s - late[0] * compute_s,
+                exposed_s=found.step_s - compute_s,
                 wire_bytes=found.wire_bytes,
                 node_bytes=found.node_bytes,
                 day_bytes=DAY_S / step_s * found.wire_bytes,

@@ -149,3 +149,4 @@ def test_a_simulation_has_the_rows_of_the_plan() -> None:
                 assert outcome.step_s == pytest.approx(each.step_s)
     late = gradwire.simulate("resnet50", workers=(4,), sharded=True, stragglers=0.5, **SLOW)
     assert all(each.efficiency < four[each.recipe].efficiency for each in late.outcomes)
+    assert all(each.exposed_s == four[each.recipe].exposed_s for each in late.outcomes), "as by plan"
