@@ -109,6 +109,16 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None)
     )
 
 
+def titled(told: Sequence[str], width: int) -> str:
+    """A title, and below it sentences that are indented, all in lines of at most `width`.
+
+    >>> print(titled(["predicted", "not measured"], 40))
+    predicted
+      not measured
+    """
+    return "\n".join(wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told))
+
+
 def table_text(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, left: Sequence[int] = (0,)
 ) -> str:

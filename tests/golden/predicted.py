@@ -19,8 +19,8 @@ from unittest.mock import patch
 import torch
 
 import gradwire
-from gradwire._api.plan import Candidate
 from gradwire._api.simulate import Simulated
+from gradwire._api.study import Candidate
 from gradwire.comm import Comm, run_ranks
 from gradwire.control.auto import AutoController
 from gradwire.control.controller import controller_for

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradwire._api.plan import DAY_S, link_of, profile_of
 from gradwire._api.rounds import method_of
+from gradwire._api.study import DAY_S, link_of, profile_of
 from gradwire.control.forecast import specs_of_profile
 from gradwire.members.bucket.coder import Coder
 from gradwire.members.bucket.objects import PIECE
 from gradwire.members.bucket.rounds import LONGEST_LOOK_S, LOOK_S, Rules
 from gradwire.planning.shapes import Profile
 from gradwire.planning.tuning import ROUNDS
-from gradwire.quantities import bytes_text, columns, ms_text, table_text, wrapped
+from gradwire.quantities import bytes_text, columns, ms_text, table_text, titled
 from gradwire.recipes import recipe
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.step.layout import build
@@ -112,7 +112,6 @@ class StorePlan:
         ]
         if not has_prices:
             told.append("no prices are stated, so there is no money here")
-        lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
         head = ["recipe", "round", "exchange", "up", "down", "puts", "gets", "lists"]
         rows = []
         for each in self.rows:
@@ -120,7 +119,8 @@ class StorePlan:
             cells += [bytes_text(each.sent_bytes), bytes_text(each.received_bytes)]
             cells += [f"{number:.1f}" for number in (each.puts, each.gets, each.lists)]
             rows.append(cells if each.day_price is None else [*cells, f"{each.day_price:.2f}"])
-        return "\n".join([*lines, "", table_text([*head, *(["a day"] if has_prices else [])], rows, width)])
+        table = table_text([*head, *(["a day"] if has_prices else [])], rows, width)
+        return f"{titled(told, width)}\n\n{table}"
 
 
 def plan_store(

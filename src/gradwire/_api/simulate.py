@@ -1,6 +1,6 @@
 """Predict how recipes scale from two ranks to thousands, from numbers that the user states.
 
-It makes the assumptions of `gradwire.plan` (`gradwire._api.plan`), and two more:
+It makes the assumptions of `gradwire._api.study`, and two more:
 
 - Each rank's computing time varies independently from step to step, log-normally. A step waits for the
   slowest rank.
@@ -12,37 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import fmean
 from typing import Any
 
 from torch import nn
 
-from gradwire._api.plan import (
-    BETWEEN_ROUNDS,
-    DAY_S,
-    Prediction,
-    Told,
-    backward_of,
-    costs_of,
-    late_text,
-    link_inside,
-    link_of,
-    numbers_of,
-    profile_of,
-)
-from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
-from gradwire._api.plan_fsdp import forecast_fsdp
+from gradwire._api.study import Candidate, Study, Told, candidates_of, late_text, link_inside, link_of
 from gradwire.arguments import checked
-from gradwire.control.forecast import ClusterForecasts, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, straggler_factors
-from gradwire.planning.costs import BackwardTiming, CodecCost
+from gradwire.planning.costs import CodecCost
 from gradwire.planning.shapes import Profile
-from gradwire.planning.step_time import Forecast
 from gradwire.quantities import columns, ms_text, table_text, wrapped
 from gradwire.recipes import entries
-from gradwire.recipes.parse import steady
-from gradwire.unit.parameters import ParameterSpec
 
 WORKERS = tuple(1 << power for power in range(1, 13))
 """2 to 4096."""
@@ -57,7 +38,7 @@ NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more tha
 
 
 @dataclass(frozen=True)
-class Simulated(Prediction):
+class Simulated(Candidate):
     """One recipe on `workers` workers.
 
     There are three `warnings`. A recipe "does not fit" into the stated memory, its "bytes grow with workers"
@@ -66,7 +47,7 @@ class Simulated(Prediction):
     """
 
     workers: int
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
 
     @property
     def efficiency(self) -> float:
@@ -207,12 +188,7 @@ def simulate(
     >>> [(each.recipe, each.workers, round(each.efficiency, 2)) for each in found.outcomes]
     [('dense', 2, 0.96), ('dense', 64, 0.81), ('efsignsgd', 2, 1.0), ('efsignsgd', 64, 0.8)]
     """
-    if sharded and every > 1:
-        raise ValueError(f"sharded=True is about what FSDP2 sends in every step, so every={every} is not")
     worlds = tuple(sorted(set(workers)))
-    known = costs_of(codecs)
-    if every < 1 or (every > 1 and per_node > 1):
-        raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
     if min(worlds, default=0) < 2:
         raise ValueError(f"workers={list(worlds)}: give numbers of ranks from 2 on")
     if not 0.0 <= stragglers <= MOST_SPREAD:
@@ -224,154 +200,56 @@ def simulate(
     inside = link_inside(inside_bit_per_s, inside_delay_s)
     link = link_of(rate_bit_per_s, delay_s)
     clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
+    texts = candidates_of(candidates, fixed_recipes(), every, sharded)
+    study = Study(
+        model,
+        clusters,
+        texts,
+        step_s=step_s,
+        backward_s=backward_s,
+        overlap=overlap,
+        every=every,
+        sharded=sharded,
+        codecs=codecs,
+    )
     spread = stragglers / math.sqrt(every)
-    late = [straggler_factors(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
-    profile = profile_of(model)
-    backward = backward_of(profile, step_s, backward_s, overlap)
-    forecasts = _Forecasts(specs_of_profile(profile), backward, known, at_once=every > 1)
-    usual = OF_FSDP if sharded else fixed_recipes() if every == 1 else BETWEEN_ROUNDS
-    texts = usual if candidates is None else tuple(candidates)
-    if not texts:
-        raise ValueError("candidates=[]: there is nothing to compare")
-    late_worlds = list(zip(clusters, late, strict=True))
+    slowed = [straggler_factors(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
+    dense = [study.predicted("dense", cluster) for cluster in clusters]
+    outcomes: list[Simulated] = []
+    for text in texts:
+        for cluster, dense_here, factors in zip(clusters, dense, slowed, strict=True):
+            here = study.predicted(text, cluster, slowed=factors)
+            told_of = {NO_FIT: here.memory_bytes > memory_bytes}
+            if not sharded:
+                two = _two_of(cluster)
+                of_two = _passed_bytes(study.predicted(text, two, here.two_levels), two)
+                links = cluster.nodes if cluster.shares_links else cluster.workers
+                all_reduce = 2 * (links - 1) / links  # of what it sends over two
+                sent = _passed_bytes(here, cluster)
+                told_of[GROWS] = sent > TOLERATED * all_reduce * of_two
+                told_of[MORE] = sent > TOLERATED * _passed_bytes(dense_here, cluster)
+            warnings = tuple(warning for warning, applies in told_of.items() if applies)
+            outcomes.append(Simulated(**vars(here), workers=cluster.workers, warnings=warnings))
+        if told is not None:
+            cells = " ".join(f"{_cell(each):>4}" for each in outcomes[-len(worlds) :])
+            told(f"{text}: {cells}", len(outcomes) / (len(texts) * len(worlds)))
     return Simulation(
-        model=profile.model,
-        source=profile.source,
-        parameters=profile.parameters,
+        model=study.profile.model,
+        source=study.profile.source,
+        parameters=study.profile.parameters,
         every=every,
         compute_s=step_s,
         stragglers=stragglers,
         seed=seed,
         workers=worlds,
-        alone=tuple(1.0 / fmean(factors) for factors in late),
-        outcomes=(
-            _of_fsdp(profile, backward, texts, late_worlds, memory_bytes)
-            if sharded
-            else _outcomes(forecasts, texts, every, late_worlds, memory_bytes, told)
-        ),
+        alone=tuple(1.0 / fmean(factors) for factors in slowed),
+        outcomes=tuple(outcomes),
     )
 
 
-Worlds = Sequence[tuple[Cluster, Sequence[float]]]
-
-
-class _Forecasts:
-    """Recipes on clusters, for one model: on two levels where `attach` would decide so, or as given."""
-
-    def __init__(
-        self,
-        specs: Sequence[ParameterSpec],
-        backward: BackwardTiming,
-        codecs: Mapping[str, CodecCost],
-        *,
-        at_once: bool,
-    ) -> None:
-        self.codecs = codecs
-        self._specs = specs
-        self._on = cache(
-            lambda cluster, levels: ClusterForecasts(
-                specs, backward, cluster, two_levels=levels, at_once=at_once
-            )
-        )
-
-    def of(self, text: str, cluster: Cluster, levels: bool | None = None) -> tuple[Forecast, bool]:
-        """Forecast of the recipe `text` on `cluster`, and whether it runs on two levels. `levels` says so;
-        `None` decides as `attach` would.
-        """
-        composition = steady(text, "candidate")
-        if levels is None:
-            levels = cluster.shares_links and gains_by_two_levels(
-                composition, self._specs, cluster.workers, cluster.per_node
-            )
-        found: Forecast = self._on(cluster, levels).of_text(text, self.codecs.get(composition.text))
-        return found, levels
-
-
-def _passed_bytes(found: Forecast, cluster: Cluster) -> float:
+def _passed_bytes(found: Candidate, cluster: Cluster) -> float:
     """Bytes over the link that is slow: the busiest node's, or a rank's own."""
     return found.node_bytes if cluster.shares_links else found.wire_bytes
-
-
-def _outcomes(
-    forecasts: _Forecasts,
-    texts: Sequence[str],
-    every: int,
-    worlds: Worlds,
-    memory_bytes: float,
-    told: Told | None,
-) -> tuple[Simulated, ...]:
-    """The outcome of every recipe in every world.
-
-    Args:
-        forecasts: of the model.
-        texts: recipes with fixed options.
-        every: steps from one exchange to the next.
-        worlds: clusters, each with the slowest rank's relative computing time in each step of a sample.
-        memory_bytes: memory of a rank that may be used.
-        told: called with each outcome in words, and the share of the work that is done.
-    """
-    dense = [_passed_bytes(forecasts.of("dense", cluster)[0], cluster) for cluster, _ in worlds]
-    outcomes = []
-    for text in texts:
-        stated = steady(text, "candidate").text in forecasts.codecs
-        for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
-            found, levels = forecasts.of(text, cluster)
-            two = _two_of(cluster)
-            of_two = _passed_bytes(forecasts.of(text, two, levels)[0], two)
-            outcome = Simulated(
-                **numbers_of(text, found, every, stated=stated, two_levels=levels, late=late),
-                workers=cluster.workers,
-                warnings=_warnings(found, cluster, of_two, dense_bytes, memory_bytes),
-            )
-            outcomes.append(outcome)
-        if told is not None:
-            cells = " ".join(f"{_cell(each):>4}" for each in outcomes[-len(worlds) :])
-            told(f"{text}: {cells}", len(outcomes) / (len(texts) * len(worlds)))
-    return tuple(outcomes)
-
-
-def _of_fsdp(
-    profile: Profile,
-    backward: BackwardTiming,
-    texts: Sequence[str],
-    worlds: Worlds,
-    memory_bytes: float,
-) -> tuple[Simulated, ...]:
-    """The outcome of each scatter and gather of FSDP2's own traffic in every world.
-
-    Args:
-        profile: layers of the model.
-        backward: times of a step, in seconds.
-        texts: pairs such as "int4+int8".
-        worlds, memory_bytes: as in `_outcomes`.
-    """
-    outcomes = []
-    for text in texts:
-        for cluster, late in worlds:
-            each = [
-                forecast_fsdp(text, profile, cluster, slowed * backward.before_s, slowed * backward.total_s)
-                for slowed in late
-            ]
-            found = forecast_fsdp(text, profile, cluster, backward.before_s, backward.total_s)
-            step_s = fmean(one.step_s for one in each)
-            compute_s = backward.before_s + backward.total_s
-            outcome = Simulated(
-                recipe=text,
-                workers=cluster.workers,
-                step_s=step_s,
-                share_of_linear=compute_s / step_s,
-                exposed_s=found.step_s - compute_s,
-                wire_bytes=found.wire_bytes,
-                node_bytes=found.node_bytes,
-                day_bytes=DAY_S / step_s * found.wire_bytes,
-                memory_bytes=found.memory_bytes,
-                at_most=False,
-                codec="free",
-                two_levels=found.two_levels,
-                warnings=(NO_FIT,) if found.memory_bytes > memory_bytes else (),
-            )
-            outcomes.append(outcome)
-    return tuple(outcomes)
 
 
 def _two_of(cluster: Cluster) -> Cluster:
@@ -379,17 +257,3 @@ def _two_of(cluster: Cluster) -> Cluster:
     if not cluster.shares_links:
         return Cluster(2, cluster.link)
     return replace(cluster, workers=2 * cluster.per_node)
-
-
-def _warnings(
-    found: Forecast, cluster: Cluster, of_two: float, dense: float, memory_bytes: float
-) -> tuple[str, ...]:
-    links = cluster.nodes if cluster.shares_links else cluster.workers
-    all_reduce = 2 * (links - 1) / links  # of what it sends over two
-    sent = _passed_bytes(found, cluster)
-    told = {
-        NO_FIT: found.memory_bytes > memory_bytes,
-        GROWS: sent > TOLERATED * all_reduce * of_two,
-        MORE: sent > TOLERATED * dense,
-    }
-    return tuple(warning for warning, applies in told.items() if applies)

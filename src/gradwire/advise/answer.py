@@ -14,30 +14,25 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from gradwire._api.plan import (
-    CANDIDATES,
-    FASTEST_BIT_PER_S,
-    Candidate,
-    Plan,
-    Told,
-    exposed_dense_s,
-    plan,
-    rate_found,
-)
+from gradwire._api.plan import CANDIDATES, Plan, plan
+from gradwire._api.study import Candidate, Told, link_of
 from gradwire.advise.observed import Observed, ObservedStep
 from gradwire.control.forecast import INSIDE
 from gradwire.planning.choice import LEAD, OFF
-from gradwire.planning.collectives import hops
-from gradwire.planning.costs import ENOUGH, NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Cores, Line
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.collectives import Transfer, hops
+from gradwire.planning.costs import ENOUGH, NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Cores, Line, Link
 from gradwire.planning.interval import bucketed
 from gradwire.planning.links import straight_line
 from gradwire.planning.shapes import Layer, Profile
+from gradwire.planning.step_time import Sent, step_time
 from gradwire.quantities import bytes_text, columns, counted, wrapped
 
 LITTLE = 0.25
@@ -69,6 +64,9 @@ FAR_S = 3e-3
 
 BELOW_RATE = 0.5
 """The share of a link's rate below which something is wrong with it."""
+
+FASTEST_BIT_PER_S = 1e13
+"""The rate that stands for a link on which nothing is waited for."""
 
 CAPS_MB = (25, 50, 100)
 """Values of DDP's `bucket_cap_mb` that are compared; 25 is its default."""
@@ -380,14 +378,17 @@ def _link(observed: Observed, exposed_s: float, delay_s: float) -> ImpliedLink |
     """
     if observed.world < 2 or not observed.buckets:
         return None
-    given = {"workers": observed.world, "per_node": _per_node(observed)}
     messages, calls = hops("all_reduce", observed.world), len(observed.buckets)
     backward_s = observed.most(lambda step: step.backward_s)
     exposed_s /= observed.passes
     sums = tuple(zip(_ready(observed, backward_s), observed.buckets, strict=True))
-    rate = rate_found(sums, backward_s, exposed_s, delay_s=delay_s, **given)
     latency_s = min(calls * messages * delay_s, exposed_s)
-    return ImpliedLink(sums, backward_s, rate, delay_s, observed.passes * latency_s)
+    implied = partial(ImpliedLink, sums, backward_s, delay_s=delay_s, latency_s=observed.passes * latency_s)
+    slow, fast = implied(1e3), implied(FASTEST_BIT_PER_S)
+    while fast.found_bit_per_s > (1.0 + 1e-6) * slow.found_bit_per_s:
+        middle = implied(math.sqrt(slow.found_bit_per_s * fast.found_bit_per_s))
+        slow, fast = (middle, fast) if _exposed(observed, middle, sums) > exposed_s else (slow, middle)
+    return fast
 
 
 def _per_node(observed: Observed) -> int:
@@ -457,14 +458,17 @@ def _larger_buckets(observed: Observed, link: ImpliedLink) -> tuple[float, int]:
 
 
 def _exposed(observed: Observed, link: ImpliedLink, sums: Sequence[tuple[float, float]]) -> float:
-    return exposed_dense_s(
-        sums,
-        link.backward_s,
-        workers=observed.world,
-        per_node=_per_node(observed),
-        rate_bit_per_s=link.found_bit_per_s,
-        delay_s=link.delay_s,
-    )
+    """Seconds for which all-reduces over `link` last after the end of a backward pass. Links inside nodes
+    count as free.
+
+    `sums` says when each is ready, in seconds from the start of the backward pass, and its bytes per rank.
+    """
+    between = link_of(link.found_bit_per_s, link.delay_s)
+    cluster = Cluster(observed.world, between, _per_node(observed), Link(0.0, 0.0))
+    units = []
+    for ready_s, size_bytes in sums:
+        units.append((ready_s, 1, (Sent(cluster.seconds(Transfer("all_reduce", size_bytes))),)))
+    return step_time(units, link.backward_s) - link.backward_s
 
 
 def _causes(

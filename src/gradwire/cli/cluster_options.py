@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import nn
 
+from gradwire._api.study import candidates_of
 from gradwire.cli.prerequisites import FORMAT, STDOUT, write_json
 from gradwire.cli.user_code import made
 from gradwire.measure.codec import codec_cost, remembered
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.decoders import of_config, of_size
 from gradwire.planning.shapes import Profile, load, read
-from gradwire.quantities import count_of, rate_bit_per_s, time_s
+from gradwire.quantities import columns, count_of, counted, rate_bit_per_s, time_s, wrapped
 from gradwire.recipes.parse import recipe, steady
 
 
@@ -104,11 +107,35 @@ def of_options(error: str) -> str:
     return f"{said} (--inside)" if said.endswith("the link inside is like") else said
 
 
-def texts_of(recipes: str | None, default: Sequence[str]) -> list[str]:
-    """Recipes named in `recipes`, separated by semicolons, in their normal form; `default` without any.
-    Raises `ValueError` for an unknown one.
+@contextmanager
+def named_as_options() -> Iterator[None]:
+    """End the command where a value does not fit, with a sentence that names options."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(of_options(str(error))) from None
+
+
+def texts_of(
+    recipes: str | None, usual: Sequence[str], every: int = 1, *, sharded: bool = False
+) -> tuple[str, ...]:
+    """Recipes named in `recipes`, separated by semicolons, in their normal form. Without any, those that are
+    compared by themselves, which are `usual` for an exchange in each step. Raises `ValueError` for an unknown
+    one.
     """
-    return list(default) if recipes is None else [str(recipe(text)) for text in recipes.split(";")]
+    asked = None if recipes is None else recipes.split(";")
+    if asked is not None and not sharded:
+        asked = [str(recipe(text)) for text in asked]
+    return candidates_of(asked, usual, every, sharded)
+
+
+def hidden(number: int) -> str:
+    """Sentence on recipes that are left out of a table."""
+    said = (
+        f"not shown: {counted(number, 'recipe')} that auto does not try by default. They leave more of the "
+        "gradient unsent, which costs quality on most models, or it is not known how much: --all shows them"
+    )
+    return wrapped(said, columns())
 
 
 def codecs_of(source: str, texts: Sequence[str]) -> dict[str, CodecCost]:

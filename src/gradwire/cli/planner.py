@@ -11,10 +11,9 @@ import typer
 from gradwire.cli.completion import model_names
 from gradwire.cli.prerequisites import check_folder
 from gradwire.cli.progress import waiting
-from gradwire.quantities import columns, counted, rate_bit_per_s, time_s, wrapped
+from gradwire.quantities import rate_bit_per_s, time_s
 
 if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
-    from gradwire._api.plan import Plan
     from gradwire._api.plan_store import StorePlan
 
 Model = Annotated[
@@ -110,61 +109,41 @@ def plan(
     Example: gradwire plan --model resnet50 --rate 1gbit --delay 1ms --workers 32 --step 180ms
     """
     from gradwire._api import plan as plans
-    from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
-    from gradwire.cli.cluster_options import links, model_of, of_options, places, show, texts_of
+    from gradwire.cli import cluster_options as options
 
     if prices is not None and not store:
         raise typer.BadParameter("--prices is for --store")
-    if store:
-        try:
-            check_folder(json_path)
-            given = _given(context)
-            if strange := [said for name, said in given.items() if name not in OVER_A_STORE]:
-                raise ValueError(f"{', '.join(strange)}: not for --store, whose plan does not go by that")
-            of = _over_a_store(
-                model_of(model, shapes, params, hf_config),
-                workers,
-                rate,
-                delay,
-                step,
-                every if "every" in given else None,
-                prices,
-                recipes,
-            )
-        except ValueError as error:
-            raise typer.BadParameter(of_options(str(error))) from None
-        show(str(of), of.as_dict(), json_path)
-        return
-    try:
+    with options.named_as_options():
         check_folder(json_path)
-        usual = plans.CANDIDATES if every == 1 else plans.BETWEEN_ROUNDS
-        if sharded:
-            texts = list(OF_FSDP) if recipes is None else recipes.split(";")
-        else:
-            texts = texts_of(recipes, usual)
-        found = _planned(
-            model_of(model, shapes, params, hf_config),
-            places(workers, nodes, per_node),
-            {
-                **links(rate, delay, inside, inside_delay),
-                "target": target,
-                "overlap": overlap,
-                "every": every,
-                "sharded": sharded,
-            },
-            (time_s(step), None if backward is None else time_s(backward)),
-            texts,
-            codec,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(of_options(str(error))) from None
+        of = options.model_of(model, shapes, params, hf_config)
+        if store:
+            rounds = _over_a_store(of, _given(context), workers, rate, delay, step, every, prices, recipes)
+            options.show(str(rounds), rounds.as_dict(), json_path)
+            return
+        texts = options.texts_of(recipes, plans.CANDIDATES, every, sharded=sharded)
+        ranks, per_node = options.places(workers, nodes, per_node)
+        with waiting() as told:
+            found = plans.plan(
+                of,
+                workers=ranks,
+                per_node=per_node,
+                step_s=time_s(step),
+                backward_s=None if backward is None else time_s(backward),
+                overlap=overlap,
+                target=target,
+                every=every,
+                sharded=sharded,
+                candidates=texts,
+                codecs={} if sharded else options.codecs_of(codec, texts),
+                told=told,
+                **options.links(rate, delay, inside, inside_delay),
+            )
     text = str(found)
     if recipes is None and every == 1 and not (everything or sharded):
         tried = tuple(each for each in found.candidates if each.tried)
-        text = (
-            f"{replace(found, candidates=tried)}\n\n{hidden(len(usual) - len({row.recipe for row in tried}))}"
-        )
-    show(text, {**found.as_dict(), "codec_source": codec}, json_path)
+        left_out = len(texts) - len({row.recipe for row in tried})
+        text = f"{replace(found, candidates=tried)}\n\n{options.hidden(left_out)}"
+    options.show(text, {**found.as_dict(), "codec_source": codec}, json_path)
 
 
 def _given(context: typer.Context) -> dict[str, str]:
@@ -178,17 +157,20 @@ def _given(context: typer.Context) -> dict[str, str]:
 
 def _over_a_store(
     model: Any,
+    given: dict[str, str],
     sites: int | None,
     rate: str,
     delay: str,
     step: str,
-    every: int | None,
+    every: int,
     prices: str | None,
     recipes: str | None,
 ) -> StorePlan:
     from gradwire._api.plan_store import CANDIDATES, Prices, plan_store
     from gradwire.cli.cluster_options import texts_of
 
+    if strange := [said for name, said in given.items() if name not in OVER_A_STORE]:
+        raise ValueError(f"{', '.join(strange)}: not for --store, whose plan does not go by that")
     if sites is None:
         raise ValueError("sites: say --workers, the number of sites")
     try:
@@ -205,39 +187,5 @@ def _over_a_store(
         step_s=time_s(step),
         candidates=texts_of(recipes, CANDIDATES),
         prices=stated,
-        **({} if every is None else {"every": every}),
+        **({"every": every} if "every" in given else {}),
     )
-
-
-def hidden(number: int) -> str:
-    """Sentence on recipes that are left out of a table."""
-    said = (
-        f"not shown: {counted(number, 'recipe')} that auto does not try by default. They leave more of the "
-        "gradient unsent, which costs quality on most models, or it is not known how much: --all shows them"
-    )
-    return wrapped(said, columns())
-
-
-def _planned(
-    model: Any,
-    ranks: tuple[int, int],
-    options: dict[str, Any],
-    times_s: tuple[float, float | None],
-    texts: list[str],
-    codec: str,
-) -> Plan:
-    from gradwire._api.plan import plan as predicted
-    from gradwire.cli.cluster_options import codecs_of
-
-    with waiting() as told:
-        return predicted(
-            model,
-            workers=ranks[0],
-            per_node=ranks[1],
-            step_s=times_s[0],
-            backward_s=times_s[1],
-            candidates=texts,
-            codecs={} if options["sharded"] else codecs_of(codec, texts),
-            told=told,
-            **options,
-        )

@@ -27,7 +27,6 @@ from gradwire.cli.planner import (
     Shapes,
     Sharded,
     Step,
-    hidden,
 )
 from gradwire.cli.prerequisites import check_extra, check_folder
 from gradwire.cli.progress import waiting
@@ -72,27 +71,22 @@ def simulate(
     Example: gradwire simulate --model resnet50 --rate 10gbit --delay 20us --step 180ms --stragglers 0.05
     """
     from gradwire._api import simulate as simulations
-    from gradwire._api.plan import BETWEEN_ROUNDS
-    from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
-    from gradwire.cli.cluster_options import codecs_of, links, model_of, of_options, show, texts_of
+    from gradwire.cli import cluster_options as options
 
     if picture is not None:
         check_extra("matplotlib", "a picture")
-    try:
+    with options.named_as_options():
         check_folder(picture, json_path)
-        if sharded:
-            texts = list(OF_FSDP) if recipes is None else recipes.split(";")
-        else:
-            texts = texts_of(recipes, simulations.fixed_recipes() if every == 1 else BETWEEN_ROUNDS)
+        texts = options.texts_of(recipes, simulations.fixed_recipes(), every, sharded=sharded)
         with waiting() as told:
             found = simulations.simulate(
-                model_of(model, shapes, params, hf_config),
+                options.model_of(model, shapes, params, hf_config),
                 workers=worlds(workers),
                 per_node=per_node or 1,
                 step_s=time_s(step),
                 backward_s=None if backward is None else time_s(backward),
                 candidates=texts,
-                codecs={} if sharded else codecs_of(codec, texts),
+                codecs={} if sharded else options.codecs_of(codec, texts),
                 stragglers=stragglers,
                 seed=seed,
                 memory_bytes=memory * 2**30,
@@ -100,18 +94,16 @@ def simulate(
                 every=every,
                 sharded=sharded,
                 told=told,
-                **links(rate, delay, inside, inside_delay),
+                **options.links(rate, delay, inside, inside_delay),
             )
         shown, more = found, ""
         if recipes is None and every == 1 and not (everything or sharded):
             shown = replace(found, outcomes=tuple(each for each in found.outcomes if each.tried))
-            more = f"\n\n{hidden(len(texts) - len(shown.curves))}"
+            more = f"\n\n{options.hidden(len(texts) - len(shown.curves))}"
         if picture is not None:
             draw(shown, picture)
-    except ValueError as error:
-        raise typer.BadParameter(of_options(str(error))) from None
     text = f"{shown}{more}\n\n{text_plot(shown)}"
-    show(text, {**found.as_dict(), "codec_source": codec}, json_path)
+    options.show(text, {**found.as_dict(), "codec_source": codec}, json_path)
 
 
 def worlds(text: str) -> list[int]:

@@ -232,17 +232,6 @@ class Forecast:
         return before_s + max(fmean(took_s), self.cores.least_s(backward_s, self.work_s))
 
     @property
-    def exposed_s(self) -> float:
-        """Seconds that communication and codecs add to a step."""
-        return self.step_s() - self.compute_s
-
-    def mean_step_s(self, every: int, slowed: float = 1.0) -> float:
-        """Mean seconds of a step, if one in `every` ends in an exchange, which adds its exposed time."""
-        if every == 1:
-            return self.step_s(slowed)
-        return slowed * self.compute_s + self.exposed_s / every
-
-    @property
     def coded_s(self) -> float:
         """Processor time of encoding and decoding in a step."""
         encode, decode = self.codec.encode, self.codec.decode

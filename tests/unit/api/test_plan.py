@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 import gradwire
-from gradwire._api.plan import BETWEEN_ROUNDS, CANDIDATES, profile_of
+from gradwire._api.plan import CANDIDATES
+from gradwire._api.study import BETWEEN_ROUNDS, profile_of
 from gradwire.planning.choice import LATE
 from gradwire.planning.collectives import HOP_S
 from gradwire.planning.costs import ENOUGH, CodecCost, Cores, Line

@@ -6,6 +6,7 @@ import pytest
 
 import gradwire
 from gradwire._api.plan_fsdp import CANDIDATES, forecast_fsdp
+from gradwire._api.study import Candidate
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import Link
 from gradwire.planning.shapes import Layer, Profile
@@ -13,7 +14,7 @@ from gradwire.planning.shapes import Layer, Profile
 SLOW = {"rate_bit_per_s": 2e8, "step_s": 0.5}
 
 
-def _rows(workers: int = 4, **how: object) -> dict[str, gradwire._api.plan.Candidate]:  # type: ignore[name-defined]
+def _rows(workers: int = 4, **how: object) -> dict[str, Candidate]:
     found = gradwire.plan("resnet50", workers=workers, sharded=True, **(SLOW | how))  # type: ignore[arg-type]
     return {each.recipe: each for each in found.candidates}
 
