@@ -19,7 +19,7 @@ from typing import Any
 
 from gradwire.errors import GradwireError, PeerFailed, TransportError
 from gradwire.members.base import Card, Entry, Roster
-from gradwire.members.plan import Plan, awaited
+from gradwire.members.plan import RoundPlan, awaited
 from gradwire.members.round import take_round
 
 MOST = 20_000
@@ -138,12 +138,12 @@ class Simulated:
             born=self.process.number,
         )
 
-    def meet(self, plan: Plan) -> None:
+    def meet(self, plan: RoundPlan) -> None:
         self.meeting = ""
         self.process.stop("meet", (plan.meeting, plan.names))
         self.meeting = plan.meeting
 
-    def heal(self, plan: Plan) -> None:
+    def heal(self, plan: RoundPlan) -> None:
         mine = self.process.name
         if mine == plan.source or mine in plan.heals:
             who = (plan.source, *plan.heals)
@@ -158,10 +158,10 @@ class Simulated:
         if plan.begins:
             self.rounds = 0
 
-    def be_ready(self, plan: Plan) -> None:
+    def be_ready(self, plan: RoundPlan) -> None:
         self.run = plan.run
 
-    def exchange(self, plan: Plan) -> bool:
+    def exchange(self, plan: RoundPlan) -> bool:
         self.tried, self.run = plan.number, plan.run
         pool = sorted(self.held)
         sent = set(self.draw.sample(pool, self.draw.randint(0, len(pool))))

@@ -31,7 +31,7 @@ from gradwire.planning.shapes import Profile
 from gradwire.planning.tuning import ROUNDS
 from gradwire.quantities import bytes_text, columns, ms_text, table_text, titled
 from gradwire.recipes import recipe
-from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
+from gradwire.sources.buckets import CAP_BYTES, OwnBucket, assigned
 from gradwire.step.layout import build
 from gradwire.unit.parameters import ParameterSpec
 
@@ -240,7 +240,7 @@ def sizes_of(text: str, specs: tuple[ParameterSpec, ...]) -> tuple[int, int]:
     travels, make = method_of(text)
     where = torch.device("meta")
     layout = build(specs, recipe(travels).build(), None, where, 2, None, ROUNDS)
-    buckets = [Bucket(number, group, where, {}) for number, group in enumerate(assigned(specs, CAP_BYTES))]
+    buckets = [OwnBucket(number, group, where, {}) for number, group in enumerate(assigned(specs, CAP_BYTES))]
     payload = Coder(layout, buckets, seed=0, number=0).size(0)
     outer = make([nn.Parameter(torch.zeros(1, dtype=torch.float32, device=where))])
     planes = 1 + bool(outer.defaults.get("momentum"))

@@ -33,7 +33,7 @@ from gradwire.measure.clock import now_s
 from gradwire.measure.connections import Tried
 from gradwire.members.base import Card, Entry, Event, Members, Roster
 from gradwire.members.healing import describe, give, room_for, take
-from gradwire.members.plan import Plan
+from gradwire.members.plan import RoundPlan
 from gradwire.members.round import LOST, take_round
 from gradwire.members.site import Site
 from gradwire.members.steps import MovingSteps
@@ -75,7 +75,7 @@ class Running:
 
 
 class Membership:
-    """This replica's side of each round: the `Replica` that `gradwire.members.round.take_round` drives.
+    """This replica's side of each round: the `Participant` that `gradwire.members.round.take_round` drives.
 
     All ranks of a replica call its methods together. Only its first rank asks for rosters.
     """
@@ -226,7 +226,7 @@ class Membership:
             born=self._born,
         )
 
-    def meet(self, plan: Plan) -> None:
+    def meet(self, plan: RoundPlan) -> None:
         """Let go of the last meeting, and connect with the members of this one."""
         start_s = now_s()
         self._leave_meeting()
@@ -243,7 +243,7 @@ class Membership:
         self._source.meet(self._meeting)
         self._note_roster(plan, now_s() - start_s)
 
-    def _met(self, plan: Plan) -> Apart:
+    def _met(self, plan: RoundPlan) -> Apart:
         with ExitStack() as held:
             # A member that dies now closes its end: the others need not wait until `CONNECT_S` is over.
             begun = [
@@ -254,7 +254,7 @@ class Membership:
             ends = [each.result() for each in begun]
             return self._apart(plan, lambda: any(map(_is_closed, ends)))
 
-    def _apart(self, plan: Plan, lost: Callable[[], bool]) -> Apart:
+    def _apart(self, plan: RoundPlan, lost: Callable[[], bool]) -> Apart:
         host, _, port = plan.addresses[0].rpartition(":")
         size, place = self.site.size, plan.names.index(self._name)
         store: Store | None = None
@@ -299,7 +299,7 @@ class Membership:
             backward.up_to_date()
         return backward.call(lambda: state.own(backward.reducer))
 
-    def heal(self, plan: Plan) -> None:
+    def heal(self, plan: RoundPlan) -> None:
         """Give or take the shared parameters, as `plan` says. Other members wait in the exchange."""
         start_s, name = now_s(), self._name
         found, moved = self._together(self._timeout_s, lambda: self._moved(plan))
@@ -313,7 +313,7 @@ class Membership:
         if not plan.begins and (name in plan.heals or name == plan.source):
             self._tell("healed", plan.heals, now_s() - start_s, moved)
 
-    def _moved(self, plan: Plan) -> tuple[Any, int]:
+    def _moved(self, plan: RoundPlan) -> tuple[Any, int]:
         """Receive or send the state of healing. Returns (state received, bytes sent or received)."""
         assert self._meeting is not None, "met before"
         source, site, moved = self._source, self.site, 0
@@ -346,12 +346,12 @@ class Membership:
         except (KeyError, TypeError, ValueError) as error:
             raise GradwireError(f"the shared parameters of the others do not fit here: {error}") from error
 
-    def be_ready(self, plan: Plan) -> None:
+    def be_ready(self, plan: RoundPlan) -> None:
         """Make a reducer over the groups of this meeting; it sends nothing yet."""
         self._run = plan.run
         self._together(self._timeout_s, self._run_reducer)
 
-    def exchange(self, plan: Plan) -> bool:
+    def exchange(self, plan: RoundPlan) -> bool:
         """Send Δ, and wait for the vote, unless it is to land later."""
         self._tried, self._run = plan.number, plan.run
 
@@ -483,7 +483,7 @@ class Membership:
 
     # -- telling
 
-    def _note_roster(self, plan: Plan, seconds: float) -> None:
+    def _note_roster(self, plan: RoundPlan, seconds: float) -> None:
         joined = tuple(name for name in plan.names if name not in self.now)
         left = tuple(name for name in self.now if name not in plan.names)
         self.now = plan.names
@@ -492,7 +492,7 @@ class Membership:
         if left:
             self._tell("left", left, seconds)
 
-    def _tell_loss(self, plan: Plan) -> None:
+    def _tell_loss(self, plan: RoundPlan) -> None:
         """Count and say what this replica loses as it is healed."""
         source, apart_s = self._source, self._start_s - self._ended_s
         self.lost += source.rounds.steps > 0

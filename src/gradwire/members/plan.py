@@ -25,7 +25,7 @@ ENDS = 2**48
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """Members that meet, the member that gives others the shared parameters, and the number of the round."""
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Plan:
     """Members that take the source's shared parameters, and drop their own progress."""
 
 
-def planned(roster: Roster, me: str) -> Plan:
+def planned(roster: Roster, me: str) -> RoundPlan:
     """Compute the plan of `roster` for the member with the id `me`.
 
     Raises `GradwireError` if this member cannot take part; the others then go on without it.
@@ -74,7 +74,7 @@ def planned(roster: Roster, me: str) -> Plan:
     # that is healed gets a fresh reducer, which has not measured the link. As ranks choose collectives by the
     # link, all members get one.
     is_new = not kept or not kept.endswith(_digest(told)) or bool(heals)
-    return Plan(
+    return RoundPlan(
         names=names,
         meeting=f"{fresh}-{_digest(told)}" if is_new else kept,
         is_new=is_new,

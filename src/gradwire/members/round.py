@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.members.base import Card, Members
-from gradwire.members.plan import Plan, planned
+from gradwire.members.plan import RoundPlan, planned
 
 LOST = (TransportError, PeerFailed, WireError, RanksDisagree)
 """Errors that other members have caused, or the links to them: a round ends by them, and no member."""
@@ -15,7 +15,7 @@ PATIENCE = 10
 """Number of failures in a row after which living members are taken to be unable to reach each other."""
 
 
-class Replica(Protocol):
+class Participant(Protocol):
     """One member's side of a round. All methods but `card`, `land` and `lose` may raise those in `LOST`, and
     errors of this replica's own.
     """
@@ -23,16 +23,16 @@ class Replica(Protocol):
     def card(self) -> Card:
         """The things to say of this replica."""
 
-    def meet(self, plan: Plan) -> None:
+    def meet(self, plan: RoundPlan) -> None:
         """Make the groups of a new meeting."""
 
-    def heal(self, plan: Plan) -> None:
+    def heal(self, plan: RoundPlan) -> None:
         """Send the shared parameters, or receive them. The receiver is then at the round of the source."""
 
-    def be_ready(self, plan: Plan) -> None:
+    def be_ready(self, plan: RoundPlan) -> None:
         """Prepare for the next round; no exchange takes place in this one."""
 
-    def exchange(self, plan: Plan) -> bool:
+    def exchange(self, plan: RoundPlan) -> bool:
         """Send Δ and wait for the vote. Returns True if there is a mean to land."""
 
     def land(self, number: int) -> None:
@@ -42,7 +42,7 @@ class Replica(Protocol):
         """Abort everything that runs, so that the others notice; the next plan has new groups."""
 
 
-def take_round(members: Members, replica: Replica) -> None:
+def take_round(members: Members, replica: Participant) -> None:
     """Take part in one round. Returns when it has landed here, or was sent if it is to land later.
 
     A member lands only after everybody's vote. A member that has missed the vote cannot know whether others

@@ -62,7 +62,7 @@ def lies_at(tensor: Tensor, place: Tensor) -> bool:
     return tensor.data_ptr() == place.data_ptr() and tensor.dtype == place.dtype and tensor.is_set_to(place)
 
 
-class Bucket:
+class OwnBucket:
     """Flat memory for the gradients of `specs`, number `index` of a step's buffers."""
 
     def __init__(

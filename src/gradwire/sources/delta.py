@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.range import LARGEST_GRADIENT
-from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
+from gradwire.sources.buckets import CAP_BYTES, OwnBucket, assigned
 from gradwire.sources.local_model import WEIGHT
 from gradwire.sources.values import Values
 from gradwire.unit.parameters import ParameterSpec
@@ -23,7 +23,7 @@ class Delta:
         """Make buckets on `device` for `specs`, of whose sharded parameters so many `rows` are here."""
         groups = enumerate(assigned(specs, CAP_BYTES))
         self._values, self._is_padded = values, bool(rows)
-        self.buckets = [Bucket(index, group, device, rows) for index, group in groups]
+        self.buckets = [OwnBucket(index, group, device, rows) for index, group in groups]
         self._weight = next(each.views[WEIGHT] for each in self.buckets if WEIGHT in each.views)
 
     def by_name(self) -> dict[str, Tensor]:

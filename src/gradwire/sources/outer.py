@@ -120,14 +120,14 @@ class Rounds:
         return (1, 1) if self._usual is None else (self.steps, self._usual)
 
     def send(self, *, finished: bool = False) -> None:
-        """Send this replica's Δ without waiting for the others. Raises as `Backward.open` does.
+        """Send this replica's Δ without waiting for the others. Raises as `Backward.begin` does.
 
         A replica counts only if it has made optimizer steps since its last round. `finished` tells the others
         that this replica has no more steps to make.
         """
         backward, count = self._backward, self.attempts.count
         backward.reducer.env.await_kernels()
-        backward.open()
+        backward.begin()
         backward.reducer.watch.begin()
         bad, failure = self.packed()
         counts = self.has_learned and not bad and failure is None

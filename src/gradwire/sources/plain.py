@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.comm import ProcessGroupComm
 from gradwire.errors import GradwireError
-from gradwire.sources.buckets import Bucket, assigned, cap_for
+from gradwire.sources.buckets import OwnBucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.checks import in_words
 from gradwire.sources.observe import (
@@ -66,8 +66,8 @@ class PlainParameters(Source):
         self.device = used[0].device
         self._wanted = 0
         """About how many buckets to make."""
-        self._buckets: list[Bucket] = []
-        self._homes: dict[str, Bucket] = {}
+        self._buckets: list[OwnBucket] = []
+        self._homes: dict[str, OwnBucket] = {}
         self._hooks: dict[str, RemovableHandle] = {}
         """Hooks on parameters, by name."""
         self._is_open = self._exchanges_now = False
@@ -259,14 +259,14 @@ class PlainParameters(Source):
             return False
         return home is None or gradient is None or not home.holds(name, self.local(gradient))
 
-    def _fill(self, bucket: Bucket, name: str) -> None:
+    def _fill(self, bucket: OwnBucket, name: str) -> None:
         gradient = self.parameters[name].grad
         is_there = bucket.fill(name, None if gradient is None else self.local(gradient))
         if bucket.failure is None:
             self.give(name, bucket.views[name], is_there=is_there)
 
     def _open(self) -> None:
-        self._backward.open()
+        self._backward.begin()
         self._is_open = True
         self._build()
         for bucket in self._buckets:
@@ -283,7 +283,9 @@ class PlainParameters(Source):
         self._wanted = wanted
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
         groups = assigned(self.specs, cap_for(total_bytes, wanted))
-        self._buckets = [Bucket(index, group, self.device, self.rows) for index, group in enumerate(groups)]
+        self._buckets = [
+            OwnBucket(index, group, self.device, self.rows) for index, group in enumerate(groups)
+        ]
         self._homes = {entry.spec.name: bucket for bucket in self._buckets for entry in bucket.entries}
 
     def _finish(self) -> None:

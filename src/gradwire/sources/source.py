@@ -32,7 +32,7 @@ from gradwire.unit.parameters import ParameterSpec
 class Source(ABC):
     """Brings the gradients of one model to the reducer, and takes their means back.
 
-    From `begin` on, a source calls `Backward.open`, `submit` and `close` in every backward pass whose
+    From `begin` on, a source calls `Backward.begin`, `submit` and `close` in every backward pass whose
     gradients are to be exchanged, on the thread of that pass. It promises:
 
     - Each `GradientBucket` is one dense flat tensor of one dtype, of gradients on `device`. Element i of an

@@ -1,8 +1,8 @@
 """The path of a gradient, from a full gradient bucket to a committed mean. Nothing here knows a wrapper.
 
 **The path begins at `DDPBuckets.on_bucket`** (`gradwire/sources/ddp/source.py`), the communication hook that
-DDP calls for each gradient bucket. It calls `Backward.open` for the first bucket, `Backward.submit` for each,
-and `Backward.close` for the last. Other sources do the same. **From there, read reducer.py.** It is the only
+DDP calls for each gradient bucket. It calls `Backward.begin` for the first bucket, `Backward.submit` for
+each, and `Backward.close` for the last. Other sources do so, too. **From there, read reducer.py.** It has the
 state machine: `Backward` is the side of the training thread, `Reducer` the side of the worker. On the worker
 `Reducer._advance` has the algorithm in six numbered lines.
 
@@ -11,7 +11,7 @@ sides together: it makes the `ReducerEnvironment`, whose `finished` is `Backward
 `outcome_known` is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which
 the training thread waits, and lets the source set DDP's futures. So the backward pass ends, with means in
 `p.grad`. An optimizer that steps is noted by optimizer_log.py. The commit of the step is final when the next
-`Backward.open` finds that optimizers have used its means.
+`Backward.begin` finds that optimizers have used its means.
 
 The other files are in the order in which a gradient gets to them:
 

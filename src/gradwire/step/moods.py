@@ -1,13 +1,13 @@
 """Which mood may follow which: of a backward pass, for the thread that trains, and of its step on the worker.
 
-    pass   IDLE ──► OPEN ─────────────────────► GIVEN ─────────────────────────────► IDLE
+    pass   IDLE ──► BEGUN ────────────────────► GIVEN ─────────────────────────────► IDLE
                      │ it broke off               │ another pass while the step runs
                      └──► BROKEN_OFF ◄────────────┘
 
     step           RUNNING ─────────────────► VOTING ──► VOTED ──┬──► COMMITTED, NOT_FINITE or FAILED
                      └── broken transport ──────┴──► FAILED      └──► DEFERRED ──► one of the three
 
-Two things last beside them. What other ranks have not *heard* is told before the next pass is OPEN: a step
+Two things last beside them. What other ranks have not *heard* is told before the next pass has BEGUN: a step
 was left out here, or a pass broke off before its first gradient. Over a *broken* transport
 (`Reducer.broken`) all later steps go from RUNNING to FAILED.
 """
@@ -22,7 +22,7 @@ class Mood(Enum):
     """A rank's last backward pass, for the thread that trains."""
 
     IDLE = "no pass runs, and the model has the results of the last step"
-    OPEN = "a pass hands over gradients; if it breaks off, the next pass or call finds that out"
+    BEGUN = "a pass hands over gradients; if it breaks off, the next pass or call finds that out"
     GIVEN = "all gradients are handed over, and the model has not got the results"
     BROKEN_OFF = "this rank has told the others that it left a step: no pass follows"
 
@@ -40,13 +40,13 @@ class Outcome(Enum):
 
 
 PASSES: Mapping[Mood, frozenset[Mood]] = {
-    Mood.IDLE: frozenset({Mood.OPEN}),
-    Mood.OPEN: frozenset({Mood.GIVEN, Mood.BROKEN_OFF}),
-    Mood.GIVEN: frozenset({Mood.IDLE, Mood.OPEN, Mood.BROKEN_OFF}),
+    Mood.IDLE: frozenset({Mood.BEGUN}),
+    Mood.BEGUN: frozenset({Mood.GIVEN, Mood.BROKEN_OFF}),
+    Mood.GIVEN: frozenset({Mood.IDLE, Mood.BEGUN, Mood.BROKEN_OFF}),
     Mood.BROKEN_OFF: frozenset(),
 }
-"""By mood: those that may follow. GIVEN is followed by OPEN if the step has ended and an interrupt, which the
-user caught, came before the model had its results."""
+"""By mood: those that may follow. GIVEN is followed by BEGUN if the step has ended and an interrupt, which
+the user caught, came before the model had its results."""
 
 STEPS: Mapping[Outcome, frozenset[Outcome]] = {
     Outcome.RUNNING: frozenset({Outcome.VOTING, Outcome.FAILED}),

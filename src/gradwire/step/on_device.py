@@ -49,14 +49,14 @@ class DeviceBackward(Backward):
         if self.mood is Mood.GIVEN and not self._is_captured:
             super().before_forward()
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Raises `GradwireError` as well where this pass is captured into a graph."""
         self._raise_pending()
         if self._is_captured:
             self.calls.give_up_step("a backward pass that is captured into a graph")
             raise GradwireError(_CAPTURED)
         self._transferred, self._waits = [], []
-        super().open()
+        super().begin()
         # What the worker reads as the step begins, such as parameters, may still be written.
         self._placement.transfer.follow()
 

@@ -117,10 +117,10 @@ _BROKE_OFF = (
 class Backward:
     """The training thread's side: one backward pass at a time.
 
-    A source calls `open` when the first gradients of a pass are there, `submit` for each gradient bucket, and
-    `close`, on autograd's thread. `close` queues a callback that waits for the step at the very end of the
-    pass and raises its error there, so that errors keep their type. Outside a backward pass, where no
-    callback can be queued, an error waits for the next `open`. `deliver` and `note` run on the worker.
+    A source calls `begin` when the first gradients of a pass are there, `submit` for each gradient bucket,
+    and `close`, on autograd's thread. `close` queues a callback that waits for the step at the very end of
+    the pass and raises its error there, so that errors keep their type. Outside a backward pass, where no
+    callback can be queued, an error waits for the next `begin`. `deliver` and `note` run on the worker.
 
     This is the whole of it where gradients are on the CPU. `gradwire.step.on_device.DeviceBackward` adds what
     a device needs: copies, waits and the order of streams.
@@ -166,7 +166,7 @@ class Backward:
         self._error: BaseException | None = None
         """Error of the last step, until it is raised."""
         self._unheard = ""
-        """Name of a call that the next `open` begins, so that the other ranks hear of it: this rank rolled an
+        """Name of a call that the next `begin` makes, so that the other ranks hear of it: this rank rolled an
         exchange back, or goes on to another before the optimizer's step, or failed when its vote was out."""
         self._broke_off = ""
         """Likewise a pass that broke off before its first gradient."""
@@ -194,7 +194,7 @@ class Backward:
         if self.mood in (Mood.IDLE, Mood.GIVEN):
             self.steps.backward_begins(exchanges=self._source.is_exchanging, written=written)
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Training thread: begin a step, whose first gradients are there.
 
         Raises the error of the step before, if nothing has raised it yet, and `GradwireError` if that step
@@ -207,7 +207,7 @@ class Backward:
         self._catch_up()
         self.calls.steps += 1
         self._ended.clear()
-        self.mood = Mood.OPEN
+        self.mood = Mood.BEGUN
         self._placement = self.placement
         # In a serial step communication would slow the computation that shares its cores.
         self._posts_at_end = self.reducer.is_serial or not self.overlap
@@ -257,7 +257,7 @@ class Backward:
             self._outside_backward()
 
     def _outside_backward(self) -> None:
-        """Training thread: go on. Nothing waits for the step here, so its error waits for the next `open`."""
+        """Training thread: go on. Nothing waits for the step here: its error waits for the next `begin`."""
 
     def all_brought(self) -> None:
         """Training thread: end the intake. Outside a backward pass, `wait_for_outcome` comes next."""
@@ -430,7 +430,7 @@ class Backward:
         If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
         Raises `GradwireError` where it cannot end, since not all of its gradients came.
         """
-        if self.mood in (Mood.OPEN, Mood.BROKEN_OFF):
+        if self.mood in (Mood.BEGUN, Mood.BROKEN_OFF):
             self._refuse_what_broke_off()
         if self.mood is Mood.GIVEN:
             self._complete()
@@ -447,7 +447,7 @@ class Backward:
         """
         self.calls.require_between_steps(what)
         self.settle()
-        self._broke_off = self._unheard = ""  # `begin` compares steps, too
+        self._broke_off = self._unheard = ""  # `calls.begin` compares steps, too
         self.calls.begin(what, self.reducer.step)
         return self.call(function)
 

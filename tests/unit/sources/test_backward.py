@@ -68,7 +68,7 @@ class ByName(Source):
 
     def one_step(self, backward: Backward, grads: dict[str, Tensor], order: list[int]) -> dict[str, Tensor]:
         """In any order of arrival; returns the means."""
-        backward.open()
+        backward.begin()
         gradient_buckets = [
             GradientBucket(grads[spec.name].clone(), (Slot(spec, 0),), index)
             for index, spec in enumerate(self.specs)
@@ -233,7 +233,7 @@ def _bring(backward: Backward, index: int) -> None:
 
 
 def _whole_pass(backward: Backward) -> None:
-    backward.open()
+    backward.begin()
     for index in range(3):
         _bring(backward, index)
     backward.close()
@@ -249,7 +249,7 @@ def test_gradients_wait_for_the_end_of_backward_without_overlap_and_in_a_step_ta
     jobs: list[object] = []
     backward = _backward(worker=SimpleNamespace(post=jobs.append), is_serial=is_serial)
     backward.overlap = overlap
-    backward.open()
+    backward.begin()
     seen = []
     for index in range(3):
         _bring(backward, index)
@@ -288,8 +288,8 @@ def test_moods_follow_one_another_as_the_table_says() -> None:
     def happens(what: str, backward: Backward, is_running: bool) -> bool:
         """Returns whether a step runs afterwards."""
         if what == "a gradient":
-            backward.open()
-        elif what == "the last gradient" and backward.mood is Mood.OPEN:
+            backward.begin()
+        elif what == "the last gradient" and backward.mood is Mood.BEGUN:
             backward.close()
         elif what == "the end of the step" and backward.mood is Mood.GIVEN and is_running:
             _end(backward)
@@ -330,9 +330,9 @@ def test_a_step_of_a_thread_that_has_ended_is_not_waited_for() -> None:
 
 def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
     backward = _backward()
-    backward.open()
+    backward.begin()
     _bring(backward, 0)
-    for ask in (backward.settle, backward.open):
+    for ask in (backward.settle, backward.begin):
         with pytest.raises(GradwireError, match=r"broke off .* Start all ranks again"):
             ask()
 
@@ -347,7 +347,7 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
     backward.steps = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
     backward.event_log = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
-    backward.open()
+    backward.begin()
     assert told == ([] if broken else ["news", "a backward pass after a step that was left out at 3"])
 
 
@@ -358,7 +358,7 @@ def test_a_failure_of_which_no_status_vote_told_is_told_before_the_next_exchange
     backward.history = SimpleNamespace(add=print)  # type: ignore[assignment]
     failed: Any = SimpleNamespace(error=None, has_failed_unheard=True)
     backward.deliver(failed)
-    backward.open()
+    backward.begin()
     assert told == ["a backward pass after a step that failed when its vote was out at 3"]
 
 
@@ -375,7 +375,7 @@ def test_what_a_step_brought_lands_before_the_next_forward_pass_after_an_interru
 def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
     backward = _backward()
     assert backward.is_sound
-    backward.open()
+    backward.begin()
     _bring(backward, 0)
     assert not backward.is_sound, "gradients are missing"
     backward.close()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradwire
-from gradwire.sources.buckets import Bucket, assigned
+from gradwire.sources.buckets import OwnBucket, assigned
 from gradwire.unit.parameters import ParameterSpec
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_a_bucket_has_one_type_and_buckets_are_ordered_by_their_last_parameter()
 
 
 def test_gradients_are_copied_unless_they_lie_there_and_none_is_zero() -> None:
-    bucket = Bucket(0, specs(2, 3), CPU)
+    bucket = OwnBucket(0, specs(2, 3), CPU)
     bucket.begin()
     bucket.fill("p1", torch.arange(3.0))
     bucket.fill("p1", bucket.views["p1"].add_(1))
@@ -47,14 +47,14 @@ def test_gradients_are_copied_unless_they_lie_there_and_none_is_zero() -> None:
 
 def test_the_order_in_memory_is_the_parameters() -> None:
     spec = ParameterSpec("w", (2, 3), torch.float32, 6, (1, 2))
-    bucket = Bucket(0, [spec], CPU)
+    bucket = OwnBucket(0, [spec], CPU)
     bucket.fill("w", torch.arange(6.0).view(2, 3))
     assert bucket.buffer.tolist() == [0, 3, 1, 4, 2, 5]
     assert bucket.views["w"].stride() == (1, 2)
 
 
 def test_rows_that_fill_up_a_shard_are_zero_in_every_step() -> None:
-    bucket = Bucket(0, [ParameterSpec("w", (3, 2), torch.float32, 6)], CPU, rows={"w": 2})
+    bucket = OwnBucket(0, [ParameterSpec("w", (3, 2), torch.float32, 6)], CPU, rows={"w": 2})
     bucket.buffer.fill_(9)  # as a step may leave it
     bucket.fill("w", torch.ones(2, 2))
     assert bucket.buffer.tolist() == [1, 1, 1, 1, 0, 0]
@@ -62,7 +62,7 @@ def test_rows_that_fill_up_a_shard_are_zero_in_every_step() -> None:
 
 
 def test_a_sparse_gradient_fails_the_step_and_not_the_hook() -> None:
-    bucket = Bucket(0, specs(3), CPU)
+    bucket = OwnBucket(0, specs(3), CPU)
     bucket.fill("p0", torch.zeros(3).to_sparse())
     assert "is sparse" in str(bucket.gradient_bucket.failure)
 

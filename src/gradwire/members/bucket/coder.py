@@ -21,7 +21,7 @@ from gradwire.exchange.dense import Dense
 from gradwire.exchange.payloads import Gather, Reduce
 from gradwire.kernels.dispatch import kernels_for
 from gradwire.memory import Gradients
-from gradwire.sources.buckets import Bucket
+from gradwire.sources.buckets import OwnBucket
 from gradwire.step.layout import Layout
 from gradwire.unit.context import ExchangeContext
 from gradwire.unit.parameters import Slot
@@ -93,7 +93,7 @@ class _Piece:
 class Coder:
     """Encodes the Δ that lies in buckets, and decodes means into them."""
 
-    def __init__(self, layout: Layout, buckets: Sequence[Bucket], *, seed: int, number: int) -> None:
+    def __init__(self, layout: Layout, buckets: Sequence[OwnBucket], *, seed: int, number: int) -> None:
         """Prepare everything that rounds have in common.
 
         Args:

@@ -297,7 +297,7 @@ class DDPBuckets(Source):
         """Hand a bucket to `backward`. The future is set once the step has ended (`release`)."""
         if bucket.index() == 0:
             self._entrance.opened()
-            backward.open()
+            backward.begin()
             for buffers in self._carried:
                 buffers.pack(backward.placement.transfer, backward.reducer.is_serial)
         device = backward.placement.device
