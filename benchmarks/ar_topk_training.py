@@ -94,7 +94,7 @@ def _energy(x: Tensor) -> float:
 def watch(trainer: Trainer) -> Watched | None:
     """Look over the shoulder of what remembers, if there is such a flat buffer."""
     assert trainer.wire is not None
-    reducer = trainer.wire._reducer
+    reducer = trainer.wire.attached.reducer
     for flat_buffer, plans in zip(reducer.layout.flat_buffers, reducer._plans, strict=True):
         flat_buffer.exchange = watched = Watched(flat_buffer.exchange)
         plans[:] = [replace(plan, exchange=watched) for plan in plans]  # which had the exchange from before

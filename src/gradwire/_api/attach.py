@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.configuration import TARGET, Configuration, Gathered, HeldOn, PlacementName
 from gradwire._api.connections import connect_more
+from gradwire._api.parts import Attached, OwnGradients, OwnRanks, Steps, Watch
 from gradwire._api.prepare import PreparedBeside, awaited, prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
-from gradwire._api.wire import Attached, Wire
+from gradwire._api.wire import Wire
 from gradwire.agreement.agree import (
     OptimizerText,
     is_the_same,
@@ -196,7 +197,8 @@ def attach(
 
         return attach_to_fsdp(sharded, several, asked, process_group)
     source = source_of(model, replicas)
-    wire = Wire(carried(asked, source, several, process_group, source.device, begins_dense=True))
+    found = carried(asked, source, several, process_group, source.device, begins_dense=True)
+    wire = Wire(Steps(lambda: found), Watch(found), OwnRanks(found), OwnGradients(found))
     if inside is not None or gather is not None:
         from gradwire._api.fsdp import carry_inside
 

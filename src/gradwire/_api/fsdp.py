@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gradwire._api.configuration import Configuration, Gathered
+from gradwire._api.parts import Ranks, lacking
 from gradwire._api.prepare import prepare
 from gradwire._api.report import Report, account_of
 from gradwire._api.wire import Wire
@@ -28,9 +27,7 @@ from gradwire.agreement.agree import (
 )
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
-from gradwire.arguments import as_python
 from gradwire.checkpoint import file_set
-from gradwire.checkpoint.state import Missing, Saved, keyed
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm import groups as lending
 from gradwire.kernels import compiler
@@ -49,6 +46,8 @@ from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.tools.guard import check_guard
 from gradwire.version import __version__
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("gradwire")
 
@@ -114,7 +113,7 @@ def attach_to_fsdp(
     claim(carrier)
     close_with(model, traffic.routes)
     calls = Calls(Board.of(group) if control.world > 1 else None)
-    return FSDPWire(model, traffic, control, calls, asked.scaler)
+    return FSDPWire(TrafficRanks(model, traffic, control, calls, asked.scaler))
 
 
 def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedModule, ...], Wished]:
@@ -383,19 +382,14 @@ class FSDPReport(Report):
         return rows, self._events
 
 
-class FSDPWire(Wire):
-    """The handle on FSDP2's own traffic: as `Wire`, as far as its methods have a meaning there.
+_NOT_KNOWN = (
+    "FSDP2 carries out its steps itself, so that this is not known of its own traffic. With replicas= a wire "
+    "between nodes has it"
+)
 
-    `exact`, `save`, `load`, `mean_state_dict`, `load_state_dict`, `switch`, `flush` and `detach` are
-    collectives. Methods that look into gradwire's own steps (`diagnose`, `trace`, `watching`, `overlap`, …)
-    raise `ValueError`.
-    """
 
-    _lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("attached", "diagnose", "note_loss", "overlap", "trace", "watching"),
-        "FSDP2 carries out its steps itself, so that this is not known of its own traffic. With replicas= a "
-        "wire between nodes has it",
-    )
+class TrafficRanks(Ranks):
+    """What the ranks of one mesh do together, of FSDP2's own traffic."""
 
     def __init__(
         self,
@@ -405,49 +399,101 @@ class FSDPWire(Wire):
         calls: Calls,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self._model, self._traffic, self._control, self._calls = model, traffic, control, calls
-        self._scaler = scaler
-        self._is_attached = True
-        self.inside = None
+        self.model, self.traffic, self.control, self._calls = model, traffic, control, calls
+        self._scaler, self._is_attached = scaler, True
+        of = file_set.Stateful(
+            control,
+            lambda: traffic.made,
+            lambda: state.save(traffic, control),
+            lambda saved: state.fits(traffic, saved),
+            lambda saved, missing, mean: state.load(
+                traffic, control, saved, missing, mean=mean or not state.fits(traffic, saved)
+            ),
+        )
+        super().__init__(of, lambda: state.save_mean(traffic, control), self.together)
 
-    def __repr__(self) -> str:
-        report = self.report()
-        sends = f", {report.ratio:.0%} of rings".replace("%", " %") if report.wire_bytes_per_step else ""
-        return f"FSDPWire({report.recipe}, gather={report.gather!r}, step {report.step}{sends})"
+    def begin(self, call: str) -> None:
+        if not self._is_attached:
+            raise ValueError(f"{call}: the wire was detached, and FSDP2 carries its traffic itself")
+        self._calls.require_between_steps(call)
+        self._calls.begin(call, self.traffic.made)
 
-    @property
-    def settled(self) -> bool:
-        """True: the recipe is decided from the beginning."""
-        return True
+    def together(self, call: str, function: Callable[[], T]) -> T:
+        self.begin(call)
+        return function()
+
+    @contextmanager
+    def exact(self, _inside: Traffic | None) -> Iterator[None]:
+        self.begin("exact()")
+        with self.traffic.exact():
+            yield
+            self.begin("the end of exact()")
+            # Nothing is sent after it. Without this, a rank that then ends would take the store along, before
+            # others have seen that all are here.
+            require_agreement({"call": "the end of exact()"}, self.control)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward passes add up whole gradients on this rank and scatter nothing.
-
-        It is `set_requires_gradient_sync(False)` of FSDP2. A rank needs room for the whole model's gradient.
-        """
-        root: Any = self._model
+        root: Any = self.model
         root.set_requires_gradient_sync(False)
         try:
             yield
         finally:
             root.set_requires_gradient_sync(True)
 
-    @contextmanager
-    def _exactly(self) -> Iterator[None]:
-        self._begin("exact()")
-        with self._traffic.exact():
-            yield
-            self._begin("the end of exact()")
-            # Nothing is sent after it. Without this, a rank that then ends would take the store along, before
-            # others have seen that all are here.
-            require_agreement({"call": "the end of exact()"}, self._control)
+    def switch(
+        self, recipe: str | Recipe | Composition, gather: Gathered | Literal["as before"] = "as before"
+    ) -> None:
+        self.begin("switch()")
+        traffic = self.traffic
 
-    def _begin(self, call: str) -> None:
-        if not self._is_attached:
-            raise ValueError(f"{call}: the wire was detached, and FSDP2 carries its traffic itself")
-        self._calls.require_between_steps(call)
-        self._calls.begin(call, self._traffic.made)
+        def made() -> tuple[Wished, Any, Any]:
+            wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
+            wished = Wished(scattering(parsed(recipe)), wanted)
+            _check_gather(traffic.modules, wished, Configuration(recipe))
+            return wished, traffic.make_room(wished.scattering), traffic.make_held(wished)
+
+        wished, memory, held = on_all_ranks(made, "switch", self.control)
+        texts = {"recipe": wished.scattering.text, "gather": str(wished.gather)}
+        require_agreement(texts, self.control)
+        _connect(traffic, wished, self.control)
+        traffic.change(wished, memory, held)
+        _say(traffic, self.control)
+
+    def flush(self, call: str, prepare: Callable[[], T]) -> T:
+        """It takes a float32 reduce-scatter of what is unsent."""
+        self.begin(call)
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        self.traffic.add_unsent_to_gradients(scale)
+        return prepare()
+
+    def retire(self) -> None:
+        """Let FSDP2 carry its traffic itself."""
+        self.traffic.remove()
+        self.traffic.steps.change((), self.model)
+        give_up(_carrier(self.model, self.traffic.modules))
+        self._is_attached = False
+
+
+class FSDPWire(Wire):
+    """The handle on FSDP2's own traffic: as `Wire`, as far as its methods have a meaning there.
+
+    `exact`, `save`, `load`, `mean_state_dict`, `load_state_dict`, `switch`, `flush` and `detach` are
+    collectives. Methods that look into gradwire's own steps (`diagnose`, `trace`, `watching`, `overlap`, …)
+    raise `ValueError`.
+    """
+
+    _ranks: TrafficRanks
+
+    def __init__(self, ranks: TrafficRanks) -> None:
+        steps = lacking(_NOT_KNOWN, settled=True, no_sync=ranks.no_sync)  # decided from the beginning
+        super().__init__(steps, lacking(_NOT_KNOWN), ranks, ranks)
+        self._traffic, self._control, self._model = ranks.traffic, ranks.control, ranks.model
+
+    def __repr__(self) -> str:
+        report = self.report()
+        sends = f", {report.ratio:.0%} of rings".replace("%", " %") if report.wire_bytes_per_step else ""
+        return f"FSDPWire({report.recipe}, gather={report.gather!r}, step {report.step}{sends})"
 
     # -- what it tells
 
@@ -512,55 +558,6 @@ class FSDPWire(Wire):
         write = write_to(target, self._control.rank)
         self._traffic.ended.append(Listener(self.metrics, write, every))
 
-    # -- what is kept
-
-    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
-        """This rank's unsent gradient and its random state, under the key "rank0", "rank1", …
-
-        The model's and the optimizer's state are FSDP2's own: parameters stay exact. Unsent gradient is as
-        large as the whole model, on every rank.
-        """
-        if kind != "rank":
-            raise ValueError(f"kind={kind!r}: call mean_state_dict() for the mean")
-        return keyed(state.save(self._traffic, self._control))
-
-    def mean_state_dict(self) -> dict[str, Any]:
-        """The mean of all ranks' states, under the key "mean", as of `Wire`. A collective."""
-        self._begin("mean_state_dict()")
-        return keyed(state.save_mean(self._traffic, self._control))
-
-    def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
-        """Resume from this rank's state, a mean, or the states of all ranks of any world. A collective.
-
-        On as many ranks as saved, each resumes bit for bit. On another number all start with the mean.
-        Raises as `Wire.load_state_dict` does.
-        """
-        self._begin(f"load_state_dict(missing={missing!r})")
-        # Once, as they are read more than once; on one rank this may fail, as where a file is missing.
-        states: Saved = on_all_ranks(lambda: as_python(saved), "read the states", self._control)
-        mean = not state.fits(self._traffic, states)
-        state.load(self._traffic, self._control, states, missing, mean=mean)
-
-    def save(self, folder: str | os.PathLike[str]) -> int:
-        """Save every rank's state in `folder`, as `Wire.save` does. A collective."""
-        self._begin("save()")
-        return file_set.save(self._stateful(), Path(folder))
-
-    def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
-        """Resume from what `save` left in `folder`, as `Wire.load` does. A collective."""
-        self._begin(f"load(missing={missing!r})")
-        return file_set.load(self._stateful(), Path(folder), missing)
-
-    def _stateful(self) -> file_set.Stateful:
-        traffic, control = self._traffic, self._control
-        return file_set.Stateful(
-            control,
-            lambda: traffic.made,
-            lambda: state.save(traffic, control),
-            lambda saved: state.fits(traffic, saved),
-            lambda saved, missing, mean: state.load(traffic, control, saved, missing, mean=mean),
-        )
-
     # -- what may change
 
     def switch(
@@ -571,25 +568,11 @@ class FSDPWire(Wire):
         Unsent gradient is kept; if the new recipe has no memory, the next step sends all of it. Raises as
         `Wire.switch` does.
         """
-        self._begin("switch()")
-        traffic = self._traffic
-
-        def made() -> tuple[Wished, Any, Any]:
-            wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
-            wished = Wished(scattering(parsed(recipe)), wanted)
-            _check_gather(traffic.modules, wished, Configuration(recipe))
-            return wished, traffic.make_room(wished.scattering), traffic.make_held(wished)
-
-        wished, memory, held = on_all_ranks(made, "switch", self._control)
-        texts = {"recipe": wished.scattering.text, "gather": str(wished.gather)}
-        require_agreement(texts, self._control)
-        _connect(traffic, wished, self._control)
-        traffic.change(wished, memory, held)
-        _say(traffic, self._control)
+        self._ranks.switch(recipe, gather)
 
     def switch_optimizer(self, optimizer: Any) -> None:
         """Let another optimizer, or several, step the parameters from now on. A collective; as of `Wire`."""
-        self._begin("switch_optimizer()")
+        self._ranks.begin("switch_optimizer()")
 
         def given() -> tuple[Optimizers, OptimizerText]:
             optimizers = optimizers_of(optimizer)
@@ -611,22 +594,10 @@ class FSDPWire(Wire):
             raise ValueError("skipped='keep' spares the memory that a step to be left out would need")
         self._traffic.steps.drop()
 
-    def flush(self) -> None:
-        """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
-
-        It takes a float32 reduce-scatter of it. Call `optimizer.step()` next.
-        """
-        self._begin("flush()")
-        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
-        self._traffic.add_unsent_to_gradients(scale)
-
     def detach(self) -> None:
         """Flush, and let FSDP2 carry its traffic itself from then on. A collective.
 
         Call `optimizer.step()` next, as after `flush`, if the recipe remembers.
         """
         self.flush()
-        self._traffic.remove()
-        self._traffic.steps.change((), self._model)
-        give_up(_carrier(self._model, self._traffic.modules))
-        self._is_attached = False
+        self._ranks.retire()

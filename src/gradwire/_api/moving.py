@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
+from gradwire._api.parts import Attached, Steps, lacking
 from gradwire._api.report import Report
 from gradwire._api.rounds import OuterWire
-from gradwire._api.wire import Attached
 from gradwire.checkpoint import file_set
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.apart import alone
@@ -34,6 +34,9 @@ from gradwire.sources.observe import hold
 from gradwire.sources.unwrap import optimizers_of
 from gradwire.step.layout import Policy
 from gradwire.version import __version__
+
+if TYPE_CHECKING:
+    from gradwire.members.bucket.member import StoredMembership
 
 _HELD: weakref.WeakSet[Any] = weakref.WeakSet()
 """Members that had a wire."""
@@ -109,7 +112,15 @@ def moving(
         membership.close()
         raise
     _HELD.add(members)
-    return MovingWire(model, membership, source, optimizers)
+
+    def now() -> Attached:
+        running = membership.running
+        assert running is not None, "this replica has begun"
+        return Attached(model, source, running.backward, None, running.worker, running.stop)
+
+    return MovingWire(
+        model, membership, source, optimizers, Steps(now), partial(_metrics, membership, source)
+    )
 
 
 def site_of(source: MovingSteps) -> Site:
@@ -119,6 +130,12 @@ def site_of(source: MovingSteps) -> Site:
         return Site(ProcessGroupComm(alone()))
     comm = ProcessGroupComm(inside)
     return Site(comm if carries_cpu(inside) else through_a_device(comm, source.where))
+
+
+def _save(membership: Membership | StoredMembership, folder: str | os.PathLike[str]) -> int:
+    """Save this replica, one file per rank: a folder of its own, for `outer(…, resume=folder)`."""
+    file_set.keep(membership.site.comm, Path(folder), membership.save)
+    return membership.rounds
 
 
 def _metrics(membership: Membership, source: LocalSteps) -> dict[str, float]:
@@ -157,45 +174,46 @@ def digest(facts: object) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
 
-def _for_fixed(call: str, instead: str) -> str:
+def for_fixed(call: str, instead: str) -> str:
     return f"{call} is for a fixed set of replicas, and members= has others: {instead}"
+
+
+_OF_MEMBERS: Mapping[str, str] = {
+    "switch": for_fixed("switch()", "start all members with the recipe"),
+    "state_dict": for_fixed("state_dict()", "call save(folder)"),
+    "mean_state_dict": for_fixed("mean_state_dict()", "call save(folder)"),
+    "load_state_dict": for_fixed("load_state_dict()", "pass outer(…, resume=folder)"),
+    "load": for_fixed("load()", "pass outer(…, resume=folder), so that members hear of it before they meet"),
+    "exact": for_fixed("exact()", "no parameters are rounded"),
+    "diagnose": for_fixed("diagnose()", "diagnose a run of one replica"),
+    "watching": for_fixed("watching", "diagnose a run of one replica"),
+    "join": for_fixed("join()", "members need not make as many steps"),
+}
+"""The calls that need all replicas at once: members come and go."""
 
 
 class MovingWire(OuterWire):
     """The handle on one model whose replicas come and go.
 
     It is an `OuterWire`, whose calls for all ranks are for the ranks of this replica only: other members need
-    not make them. Means and times of `report()` are about rounds since the members last connected; its sums,
-    such as `wire_bytes`, are over all rounds.
+    not make them. Each replica saves in a folder of its own, and `gradwire.outer(…, resume=folder)` goes on
+    from it, with any number of other members. Means and times of `report()` are about rounds since the
+    members last connected; its sums, such as `wire_bytes`, are over all rounds.
     """
 
-    _lacks: ClassVar[Mapping[str, str]] = {
-        "switch": _for_fixed("switch()", "start all members with the recipe"),
-        "state_dict": _for_fixed("state_dict()", "call save(folder)"),
-        "mean_state_dict": _for_fixed("mean_state_dict()", "call save(folder)"),
-        "load_state_dict": _for_fixed("load_state_dict()", "pass outer(…, resume=folder)"),
-        "load": _for_fixed(
-            "load()", "pass outer(…, resume=folder), so that members hear of it before they meet"
-        ),
-        "exact": _for_fixed("exact()", "no parameters are rounded"),
-        "diagnose": _for_fixed("diagnose()", "diagnose a run of one replica"),
-        "join": _for_fixed("join()", "members need not make as many steps"),
-    }
-
     def __init__(
-        self, model: nn.Module, membership: Membership, source: MovingSteps, optimizers: LocalOptimizers
+        self,
+        model: nn.Module,
+        membership: Membership | StoredMembership,
+        source: MovingSteps,
+        optimizers: LocalOptimizers,
+        steps: Steps,
+        metrics: Callable[[], dict[str, float]],
     ) -> None:
-        self._model, self._membership = model, membership
-        self._moving = source
-        super().__init__(self.attached, optimizers)
-        del self._attached  # of the first meeting, with its groups
-
-    @property
-    def attached(self) -> Attached:
-        """The parts, as they are among the present members."""
-        running = self._membership.running
-        assert running is not None, "this replica has begun"
-        return Attached(self._model, self._moving, running.backward, None, running.worker, running.stop)
+        watch = lacking(_OF_MEMBERS, watching=False, diagnosis=None)
+        ranks = lacking(_OF_MEMBERS, save=partial(_save, membership))
+        super().__init__(source, optimizers, steps, watch, ranks)
+        self._model, self._membership, self._metrics = model, membership, metrics
 
     @property
     def events(self) -> Sequence[Event]:
@@ -231,7 +249,7 @@ class MovingWire(OuterWire):
 
             wandb.log(wire.metrics())
         """
-        return _metrics(self._membership, self._moving)
+        return self._metrics()
 
     def log_to(self, target: Any, *, every: int = 1) -> None:
         """As `Wire.log_to`, when each `every`-th round has landed.
@@ -243,26 +261,9 @@ class MovingWire(OuterWire):
         from gradwire.telemetry.targets import Listener, write_to
 
         write = write_to(target, self._membership.site.rank)
-        listener = Listener(partial(_metrics, self._membership, self._moving), write, every)
+        listener = Listener(self._metrics, write, every)
         hold(self._model, listener)
         self._membership.listeners.append(weakref.ref(listener))
-
-    def save(self, folder: str | os.PathLike[str]) -> int:
-        """Save this replica in `folder`, one file per rank, and return the rounds in it. For all its ranks.
-
-        The folder is this replica's own. `gradwire.outer(…, resume=folder)` goes on from it, with any number
-        of other members. If the run is killed, at whatever moment, this save or the one before it is there,
-        complete.
-
-        Raises `OSError` on a rank that cannot write, and `PeerFailed` on the other ranks of this replica.
-
-        Example::
-
-            if wire.attempts % 1000 == 0:
-                wire.save("saves/site-a")
-        """
-        file_set.keep(self._membership.site.comm, Path(folder), self._membership.save)
-        return self.rounds
 
     def detach(self) -> None:
         """Land what is under way, and leave the others. For all ranks of this replica.
@@ -291,17 +292,3 @@ class MovingWire(OuterWire):
         optimizers = optimizers_of(optimizer)
         self._local.applying(optimizers)
         self._local.attempts.change(optimizers)
-
-    @property
-    def watching(self) -> bool:
-        """False: watching is for `diagnose`, which needs a call on all members at once."""
-        return False
-
-    @watching.setter
-    def watching(self, value: bool) -> None:
-        """Raise `ValueError` unless `value` is False: members that come and go cannot be watched."""
-        if value:
-            self._refuse("watching", "diagnose a run of one replica")
-
-    def _refuse(self, call: str, instead: str) -> NoReturn:
-        raise ValueError(_for_fixed(call, instead))

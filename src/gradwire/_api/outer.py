@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
-from gradwire._api.rounds import OuterWire, method_of
+from gradwire._api.parts import Steps, Watch
+from gradwire._api.rounds import OuterWire, RoundsOfRanks, method_of
 from gradwire.arguments import as_python, is_time
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
@@ -148,7 +149,8 @@ def outer(
     machine = None if source.grid.machine is None else [source.grid.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
     found = carried(asked, source, given, process_group, source.where, refusal=refusal)
-    return OuterWire(found, optimizers)
+    ranks = RoundsOfRanks(found, source)
+    return OuterWire(source, optimizers, Steps(lambda: found), Watch(found), ranks)
 
 
 def _check(

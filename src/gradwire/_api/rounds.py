@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 
-from gradwire._api.wire import Attached, Wire
+from gradwire._api.parts import Attached, OwnGradients, OwnRanks, Steps, Watch, lacking
+from gradwire._api.wire import Wire
 from gradwire.errors import GradwireError
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
@@ -52,6 +53,42 @@ def method_of(recipe: str | Recipe | Composition) -> tuple[str | Recipe | Compos
     return recipe, METHODS[name].outer if name in METHODS else _diloco
 
 
+_NO_GRADIENTS = lacking(
+    "flush() adds to gradients, which replicas keep to themselves here: detach() sends what is unsent"
+)
+
+
+class RoundsOfRanks(OwnRanks):
+    """What a fixed set of replicas does together."""
+
+    def __init__(self, attached: Attached, local: LocalSteps) -> None:
+        super().__init__(attached)
+        self._local = local
+
+    def _make_ready(self) -> None:
+        """Wait for a round under way, too."""
+        self._backward.settle()
+
+    def switch(self, recipe: str | Recipe | Composition) -> None:
+        travels, _outer = method_of(recipe)
+        super().switch(travels)
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        yield
+        local = self._local
+        local.land_now()
+        all_finished: bool | None = False
+        while not all_finished:
+            local.rounds.send(finished=True)
+            lands, all_finished = local.rounds.receive()
+            if all_finished is None:
+                raise GradwireError(_NO_RESULT)
+            if lands:
+                local.rounds.step()
+        local.attempts.forget(-(-local.attempts.count // local.every) * local.every)
+
+
 class OuterWire(Wire):
     """The handle on one model of which replicas take local steps. Its methods are for the training thread.
 
@@ -59,15 +96,13 @@ class OuterWire(Wire):
     the same on all ranks.
     """
 
-    _lacks: ClassVar[Mapping[str, str]] = {
-        "flush": "flush() adds to gradients, which replicas keep to themselves here: detach() sends what is "
-        "unsent",
-    }
+    _ranks: RoundsOfRanks
 
-    def __init__(self, attached: Attached, optimizers: LocalOptimizers) -> None:
-        super().__init__(attached)
-        assert isinstance(attached.source, LocalSteps), "made for it"
-        self._local, self._optimizers = attached.source, optimizers
+    def __init__(
+        self, local: LocalSteps, optimizers: LocalOptimizers, steps: Steps, watch: Watch, ranks: RoundsOfRanks
+    ) -> None:
+        super().__init__(steps, watch, ranks, _NO_GRADIENTS)
+        self._local, self._optimizers = local, optimizers
 
     def _change(self, optimizers: Optimizers) -> None:
         self._local.attempts.change(optimizers)
@@ -94,8 +129,7 @@ class OuterWire(Wire):
         """
         return self._local.showing_shared()
 
-    @contextmanager
-    def join(self) -> Iterator[None]:
+    def join(self) -> AbstractContextManager[None]:
         """Within it, replicas may attempt different numbers of steps. A collective at its end.
 
         A replica that has finished takes part in the others' rounds. When all have finished, all have landed
@@ -107,18 +141,7 @@ class OuterWire(Wire):
                 for batch in loader:
                     train_one_step(batch)
         """
-        yield
-        local = self._local
-        local.land_now()
-        all_finished: bool | None = False
-        while not all_finished:
-            local.rounds.send(finished=True)
-            lands, all_finished = local.rounds.receive()
-            if all_finished is None:
-                raise GradwireError(_NO_RESULT)
-            if lands:
-                local.rounds.step()
-        local.attempts.forget(-(-local.attempts.count // local.every) * local.every)
+        return self._ranks.join()
 
     def drop_step(self) -> None:
         """Leave this step out: call it after `backward()`, instead of `optimizer.step()`.
@@ -138,30 +161,6 @@ class OuterWire(Wire):
         """
         self._local.attempts.drop()
 
-    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
-        """As `Wire.state_dict`, with this replica's parameters and optimizers. Waits for a round under way.
-
-        Example::
-
-            torch.save(wire.state_dict(), f"wire-{rank}.pt")
-        """
-        self._backward.settle()
-        return super().state_dict(kind)
-
-    def switch(self, recipe: str | Recipe | Composition) -> None:
-        """Change the recipe, from the next round on. A collective. What is unsent is kept.
-
-        The outer optimizer stays.
-
-        Raises what `Wire.switch` raises.
-
-        Example::
-
-            wire.switch("int4")
-        """
-        travels, _outer = method_of(recipe)
-        super().switch(travels)
-
     def detach(self) -> None:
         """Land a round in flight, make a last round that sends everything unsent, and stop. A collective.
 
@@ -172,7 +171,7 @@ class OuterWire(Wire):
             wire.detach()
             torch.save(model.state_dict(), "model.pt")
         """
-        local, rounds = self._local, self._local.rounds
+        local, rounds, reducer = self._local, self._local.rounds, self.attached.reducer
         local.land_now()
         self._backward.together("detach()", rounds.agree)
         lands = rounds.has_learned
@@ -181,9 +180,9 @@ class OuterWire(Wire):
             _lands, all_finished = rounds.receive()
             if all_finished is None:
                 raise GradwireError(_NO_RESULT)
-        lands |= not self._reducer.layout.is_plain
-        retired = self._flush("detach()", self._reducer.retired)
-        self._backward.call(lambda: self._reducer.restore(retired))
+        lands |= not reducer.layout.is_plain
+        retired = OwnGradients(self.attached).flush("detach()", reducer.retired)
+        self._backward.call(lambda: reducer.restore(retired))
         if lands:
             rounds.step()
         rounds.sync_from_shared()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradwire._api.configuration import Configuration
-from gradwire._api.moving import MovingWire, site_of
+from gradwire._api.moving import MovingWire, for_fixed, site_of
+from gradwire._api.parts import lacking
 from gradwire._api.report import Report
-from gradwire._api.wire import Attached
 from gradwire.agreement.agree import on_all_ranks, require_agreement
 from gradwire.checkpoint import file_set
 from gradwire.comm.apart import alone
@@ -109,7 +109,21 @@ def stored(
             each.close()
         raise
     _HELD.add(members)
-    return StoreWire(model, membership, source, optimizers, recipe)
+    steps = lacking(
+        {
+            "attached": "rounds over a store have no process group, and so no exchange to look at",
+            "overlap": for_fixed("overlap = False", "leave out delay="),
+            "trace": for_fixed("trace()", "look at wire.events"),
+        },
+        overlap=True,
+        settled=True,  # recipes that choose are refused
+        no_sync=nullcontext,
+        note_loss=membership.note_loss,
+    )
+    metrics = partial(_metrics, membership)
+    return StoreWire(
+        recipe, membership, source, model=model, optimizers=optimizers, steps=steps, metrics=metrics
+    )
 
 
 def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: Stored) -> dict[str, str]:
@@ -134,29 +148,16 @@ class StoreWire(MovingWire):
     """The handle on one model whose rounds go over an object store.
 
     It is a `MovingWire` without a process group among replicas: what is about exchanges among ranks is
-    refused. Of a replica with several ranks, the first one sends and reads all bytes.
+    refused. Of a replica with several ranks, the first one sends and reads all bytes, and tells its losses
+    to the others: `gradwire members watch` shows the last one of each replica.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        membership: StoredMembership,
-        source: StoredSteps,
-        optimizers: LocalOptimizers,
-        recipe: str,
-    ) -> None:
-        self._model, self._stored, self._steps = model, membership, source
-        self._membership = membership  # type: ignore[assignment]
-        self._moving = self._local = self._source = source
-        self._optimizers, self._recipe = optimizers, recipe
+    def __init__(self, recipe: str, membership: StoredMembership, source: StoredSteps, **parts: Any) -> None:
+        super().__init__(membership=membership, source=source, **parts)
+        self._recipe, self._stored, self._coding = recipe, membership, source
 
     def __repr__(self) -> str:
         return f"StoreWire({self._recipe}, round {self.rounds}, {len(self.members)} members)"
-
-    @property
-    def attached(self) -> Attached:
-        """Not over a store: raises `ValueError`."""
-        raise ValueError("rounds over a store have no process group, and so no exchange to look at")
 
     def report(self) -> Report:
         """As `MovingWire.report`: bytes are those sent to the store and read from it, per round.
@@ -167,7 +168,7 @@ class StoreWire(MovingWire):
         """
         told, store = self._stored, self._stored.store
         rounds = max(told.committed, 1)
-        dense = 4.0 * sum(spec.numel for spec in self._steps.coded)
+        dense = 4.0 * sum(spec.numel for spec in self._coding.coded)
         return Report(
             recipe=self._recipe,
             why="as configured",
@@ -182,8 +183,8 @@ class StoreWire(MovingWire):
             compress_s=0.0,
             backward_s=0.0,
             exposed_comm_s=told.waited_s / rounds,
-            memory_bytes=self._steps.coder.memory_bytes,
-            units=self._steps.coder.units,
+            memory_bytes=self._coding.coder.memory_bytes,
+            units=self._coding.coder.units,
             facts=None,
             timeline=[],
             wire_bytes=float(store.sent_bytes),
@@ -191,39 +192,6 @@ class StoreWire(MovingWire):
             rounds_committed=told.committed,
             rounds_lost=told.lost,
         )
-
-    def metrics(self) -> dict[str, float]:
-        """Numbers of this replica since it has joined: `docs/store.md` has the list.
-
-        Example::
-
-            wandb.log(wire.metrics())
-        """
-        return _metrics(self._stored)
-
-    def log_to(self, target: Any, *, every: int = 1) -> None:
-        """As `Wire.log_to`, when each `every`-th round has landed.
-
-        Example::
-
-            wire.log_to(SummaryWriter())
-        """
-        from gradwire.telemetry.targets import Listener, write_to
-
-        write = write_to(target, self._stored.site.rank)
-        listener = Listener(partial(_metrics, self._stored), write, every)
-        hold(self._model, listener)
-        self._stored.listeners.append(weakref.ref(listener))
-
-    def note_loss(self, loss: float | Tensor) -> None:
-        """Note this replica's loss of a step, on its first rank. `gradwire members watch` shows the last one
-        of each replica.
-
-        Example::
-
-            wire.note_loss(loss)
-        """
-        self._stored.note_loss(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def detach(self) -> None:
         """Land what is under way, and leave the others.
@@ -245,30 +213,6 @@ class StoreWire(MovingWire):
         finally:
             self._local.retire()
             self._stored.close()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """A context that changes nothing: backward passes send nothing."""
-        return nullcontext()
-
-    @property
-    def overlap(self) -> bool:
-        """True: waits go on beside training, with `delay`."""
-        return True
-
-    @overlap.setter
-    def overlap(self, value: bool) -> None:
-        """Raise `ValueError` unless `value` is True."""
-        if not value:
-            self._refuse("overlap = False", "leave out delay=")
-
-    @property
-    def settled(self) -> bool:
-        """True: recipes that choose are refused."""
-        return True
-
-    def trace(self, path: str | Path) -> NoReturn:
-        """Not over a store: raises `ValueError`."""
-        self._refuse("trace()", "look at wire.events")
 
 
 def _metrics(membership: StoredMembership) -> dict[str, float]:

@@ -3,78 +3,29 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import wraps
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from gradwire._api.parts import Attached, Gradients, Ranks, Steps, Watch, covers_momentum, warn_of_momentum
 from gradwire._api.report import Report, account_of, report_of
-from gradwire._api.switch import forget_unsent, mean_unsent, switch
 from gradwire.agreement.agree import OptimizerText, on_all_ranks, require_same_optimizer
-from gradwire.arguments import as_python
-from gradwire.checkpoint import file_set, state
 from gradwire.checkpoint.state import Missing, Saved
-from gradwire.errors import GradwireWarning
 from gradwire.recipes import Composition, Recipe
-from gradwire.sources.checks import check_optimizers, warn_without_optimizer
+from gradwire.sources.checks import check_optimizers
 from gradwire.sources.observe import hold
-from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.installed import META
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward, Reducer
-from gradwire.step.worker import Worker
-from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
-from gradwire.unit.parameters import ParameterSpec
+from gradwire.tools.diagnose import Diagnosis
 
 if TYPE_CHECKING:  # loads FSDP2
     from gradwire.sources.fsdp.traffic import Traffic
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Attached:
-    """The parts of an attached model."""
-
-    model: nn.Module  # the source refers to it weakly
-    source: Source
-    backward: Backward
-    scaler: torch.amp.GradScaler | None
-    # The worker ends with the model, and a wire without its worker could only hang.
-    worker: Worker
-    stop: Callable[[], object]
-    """Ends the worker. Called when the model goes, and at exit."""
-
-    @property
-    def optimizers(self) -> Optimizers:
-        """Optimizers of the model's parameters, as far as they were given."""
-        return self.backward.steps.optimizers
-
-
-def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
-    return 1.0 if scaler is None else float(scaler.get_scale())
-
-
-def _refusal(capability: Any, why: str) -> Any:
-    """Stand-in for a method or property that a kind of wire has not: it raises `ValueError`."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise ValueError(why)
-
-    told = f"Not here: raises `ValueError`. {why[:1].upper()}{why[1:]}."
-    if isinstance(capability, property):
-        return property(refuse, refuse, doc=told)
-    method = wraps(capability)(refuse)
-    method.__doc__ = told
-    return method
 
 
 class Wire:
@@ -86,23 +37,14 @@ class Wire:
     make no call, the others raise `TransportError` at the process group's timeout, with the same names.
     """
 
-    _lacks: ClassVar[Mapping[str, str]] = {}
-    """The capabilities that this kind of wire has not, by name: why, and what to do instead."""
+    inside: Traffic | None = None
+    """FSDP2's own traffic inside nodes, where gradwire carries that, too."""
 
-    def __init_subclass__(cls) -> None:
-        for name, why in cls.__dict__.get("_lacks", {}).items():
-            setattr(cls, name, _refusal(getattr(cls, name), why))
-
-    def __init__(self, attached: Attached) -> None:
-        self._attached = attached
-        self._source = attached.source
-        self._watch = GradientWatch()
-        self._diagnosis: Diagnosis | None = None
-        self.inside: Traffic | None = None
-        """FSDP2's own traffic inside nodes, where gradwire carries that, too."""
+    def __init__(self, steps: Steps, watch: Watch, ranks: Ranks, gradients: Gradients) -> None:
+        self._steps, self._watch, self._ranks, self._gradients = steps, watch, ranks, gradients
 
     def __repr__(self) -> str:
-        reducer, report = self._reducer, self.report()
+        reducer, report = self._backward.reducer, self.report()
         name = report.recipe.split("(")[0].strip()
         runs = name
         if reducer.measuring:
@@ -123,50 +65,39 @@ class Wire:
     @property
     def attached(self) -> Attached:
         """The parts, as they are now."""
-        return self._attached
+        return self._steps.attached
 
     @property
     def _backward(self) -> Backward:
         return self.attached.backward
 
     @property
-    def _reducer(self) -> Reducer:
-        return self._backward.reducer
-
-    @property
     def overlap(self) -> bool:
         """True if exchanges run during the backward pass, which is the default; False if all run after it."""
-        return self._backward.overlap
+        return self._steps.overlap
 
     @overlap.setter
     def overlap(self, value: bool) -> None:
         """Takes effect from the next backward pass."""
-        self._backward.overlap = value
+        self._steps.overlap = value
 
     @property
     def settled(self) -> bool:
         """True if the recipe is decided and runs; `False` while an adaptive one still measures or tries
         things out, or while kernels are compiled.
         """
-        reducer = self._reducer
-        watch = reducer.layout.main.watch
-        return not reducer.measuring and not reducer.awaits_kernels and (watch is None or not watch.ends)
+        return self._steps.settled
 
     @property
     def watching(self) -> bool:
         """True if every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
-        return self._watch in self._reducer.env.observers
+        return self._watch.watching
 
     @watching.setter
     def watching(self, value: bool) -> None:
         """Takes effect from the next backward pass. It costs memory and a pass over the memory of unsent
         gradient."""
-        observers = self._reducer.env.observers
-        if self.watching:
-            observers.remove(self._watch)
-        self._watch = GradientWatch()
-        if value:
-            observers.append(self._watch)
+        self._watch.watching = value
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it, backward passes add to `p.grad` on this rank and send nothing, for accumulation.
@@ -179,7 +110,7 @@ class Wire:
                 loss_of(first_half).backward()
             loss_of(second_half).backward()  # sends the sum
         """
-        return self._source.no_sync()
+        return self._steps.no_sync()
 
     def diagnose(self) -> Diagnosis:
         """Compare the ranks' gradients of the last step: is one rank's choice good for all? A collective.
@@ -193,12 +124,7 @@ class Wire:
             train_one_step()
             print(wire.diagnose())
         """
-        watch, reducer = self._watch, self._reducer
-        self._diagnosis = self._backward.together(
-            "diagnose()",
-            lambda: diagnose(watch.seen, reducer.layout.flat_buffers, reducer.comm, reducer.env.control),
-        )
-        return self._diagnosis
+        return self._watch.diagnose()
 
     def report(self) -> Report:
         """An account of the recipe that runs, why it runs, and what it costs.
@@ -208,7 +134,7 @@ class Wire:
             print(wire.report())
             json.dump(wire.report().as_dict(), file)
         """
-        report = report_of(self._backward, self._diagnosis)
+        report = report_of(self._backward, self._watch.diagnosis)
         if self.inside is None:
             return report
         return replace(report, **account_of(self.inside))
@@ -229,7 +155,8 @@ class Wire:
         # Loaded on demand, so that attaching stays fast.
         from gradwire.telemetry.metrics import metrics_of
 
-        return metrics_of(self._backward, self._source, _loss_scale(self.attached.scaler))
+        attached = self.attached
+        return metrics_of(attached.backward, attached.source, attached.loss_scale)
 
     def note_loss(self, loss: float | Tensor) -> None:
         """Note this rank's loss of a step, so that gradwire notices if losses rise. It sends nothing by
@@ -252,7 +179,7 @@ class Wire:
             number = float(loss.detach() if isinstance(loss, Tensor) else loss)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"loss={loss!r} is not one number") from error
-        self._reducer.health.note(number)
+        self._steps.note_loss(number)
 
     def log_to(self, target: Any, *, every: int = 50) -> None:
         """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.
@@ -276,10 +203,11 @@ class Wire:
         from gradwire.telemetry.metrics import metrics_of
         from gradwire.telemetry.targets import Listener, write_to
 
-        backward, source, scaler = self._backward, self._source, self.attached.scaler
-        write = write_to(target, self._reducer.env.control.rank)
-        listener = Listener(lambda: metrics_of(backward, source, _loss_scale(scaler)), write, every)
-        hold(self.attached.model, listener)
+        attached = self.attached
+        backward, source = attached.backward, attached.source
+        write = write_to(target, attached.reducer.env.control.rank)
+        listener = Listener(lambda: metrics_of(backward, source, attached.loss_scale), write, every)
+        hold(attached.model, listener)
         backward.listeners.append(weakref.ref(listener))
 
     def trace(self, path: str | Path) -> None:
@@ -289,31 +217,20 @@ class Wire:
 
             wire.trace("step.json")
         """
-        from gradwire.telemetry.chrome import chrome_trace, write_trace
-
-        self._backward.commit_deferred()
-        history, rank = self._backward.history, self._reducer.env.control.rank
-        write_trace(path, chrome_trace(history.spans, history.started_s, rank))
+        self._steps.trace(path)
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
         """This rank's state as plain tensors, under a key that names the rank: "rank0", "rank1", …
 
         For an exact resume, save the state of every rank. Dictionaries of several ranks may be merged into
-        one. `kind="mean"` is deprecated: call `mean_state_dict()`. Raises `ValueError` for any other kind.
+        one. With `outer` it has this replica's parameters and optimizers, too, and waits for a round under
+        way. `kind="mean"` is deprecated: call `mean_state_dict()`. Raises `ValueError` for any other kind.
 
         Example::
 
             torch.save(wire.state_dict(), f"wire-{rank}.pt")
         """
-        if kind not in ("rank", "mean"):
-            raise ValueError(f"kind={kind!r} is neither 'rank' nor 'mean'")
-        if kind == "mean":
-            warnings.warn(
-                "state_dict('mean') will go: call mean_state_dict()", DeprecationWarning, stacklevel=2
-            )
-            return self.mean_state_dict()
-        self._backward.up_to_date()
-        return state.keyed(self._backward.call(lambda: state.save(self._reducer)))
+        return self._ranks.state_dict(kind)
 
     def mean_state_dict(self) -> dict[str, Any]:
         """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.
@@ -327,9 +244,7 @@ class Wire:
             if rank == 0:
                 torch.save(mean, "wire.pt")
         """
-        return state.keyed(
-            self._backward.together("mean_state_dict()", lambda: state.save_mean(self._reducer))
-        )
+        return self._ranks.mean_state_dict()
 
     def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
         """Resume from this rank's state, from a mean, or from the states of all ranks of any world. A
@@ -348,17 +263,7 @@ class Wire:
 
             wire.load_state_dict(torch.load(f"wire-{rank}.pt"))
         """
-        self._source.may_differ()  # a model is loaded beside its state
-
-        def load() -> None:
-            # Once, as they are read more than once; on one rank this may fail, as where a file is missing.
-            states: Saved = on_all_ranks(
-                lambda: as_python(saved), "read the states", self._reducer.env.control
-            )
-            state.load(self._reducer, states, missing)
-
-        self._backward.together(f"load_state_dict(missing={missing!r})", load)
-        self._backward.steps.forget()
+        self._ranks.load_state_dict(saved, missing)
 
     def save(self, folder: str | os.PathLike[str]) -> int:
         """Save every rank's state in `folder`, one file per rank, and return their step. A collective.
@@ -376,9 +281,7 @@ class Wire:
                 torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
             wire.save("wire")
         """
-        return self._backward.together(
-            "save()", lambda: file_set.save(file_set.of_reducer(self._reducer), Path(folder))
-        )
+        return self._ranks.save(folder)
 
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
         """Resume from the newest complete set of files that `save` left in `folder`. A collective.
@@ -396,22 +299,15 @@ class Wire:
             if (step := wire.load("wire")) is not None:
                 model.load_state_dict(torch.load(f"model-{step}.pt"))
         """
-        self._source.may_differ()
-        step = self._backward.together(
-            f"load(missing={missing!r})",
-            lambda: file_set.load(file_set.of_reducer(self._reducer), Path(folder), missing),
-        )
-        if step is not None:
-            self._backward.steps.forget()
-        return step
+        return self._ranks.load(folder, missing)
 
     def switch(self, recipe: str | Recipe | Composition) -> None:
         """Change the recipe, from the next step on. A collective. Unsent gradient is kept.
 
-        `recipe` is as for `attach`; the policy stays. If the new recipe has no memory, like `dense`, the next
-        step sends all unsent gradient. If the old recipe applied momentum, that momentum is dropped with a
-        warning: the optimizer must apply it from then on. On a single rank nothing is compressed, before or
-        after.
+        `recipe` is as for `attach`, or for `outer`, whose optimizer stays, as does the policy. If the new
+        recipe has no memory, like `dense`, the next step sends all unsent gradient. If the old recipe applied
+        momentum, that momentum is dropped with a warning: the optimizer must apply it from then on. On a
+        single rank nothing is compressed, before or after.
 
         Raises `ValueError` for a recipe that `attach` would refuse, and `PeerFailed` on the other ranks.
         Raises `RanksDisagree` if ranks name different recipes. In these cases nothing has changed on any
@@ -422,17 +318,7 @@ class Wire:
             if step == 1000:
                 wire.switch("topk(0.01)")
         """
-        optimizers = self.attached.optimizers
-
-        def check(layout: Layout) -> None:
-            self._source.suits(layout, optimizers)
-            warn_without_optimizer(layout, optimizers)
-
-        covered = self._covers_momentum
-        self._backward.together("switch()", lambda: switch(self._reducer, recipe, check))
-        self._backward.event_log.changed()
-        if covered and not self._covers_momentum:
-            self._warn_of_momentum()
+        self._ranks.switch(recipe)
 
     def switch_optimizer(self, optimizer: Any) -> None:
         """Let another optimizer, or several, step the parameters from now on. A collective.
@@ -450,12 +336,13 @@ class Wire:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # after a phase with Adam
             wire.switch_optimizer(optimizer)
         """
-        control = self._reducer.env.control
+        attached = self.attached
+        source, control = attached.source, attached.reducer.env.control
 
         def given() -> tuple[Optimizers, OptimizerText]:
             optimizers = optimizers_of(optimizer)
-            check_optimizers(optimizers, self._source.module)
-            self._source.suits(self._layout_asked, self._source.applying(optimizers))
+            check_optimizers(optimizers, source.module)
+            source.suits(_layout_asked(attached.reducer), source.applying(optimizers))
             return optimizers, OptimizerText.of(optimizers)
 
         def agreed() -> Optimizers:
@@ -463,29 +350,10 @@ class Wire:
             require_same_optimizer(text, control)
             return optimizers
 
-        self._change(self._backward.together("switch_optimizer()", agreed))
+        self._change(attached.backward.together("switch_optimizer()", agreed))
 
     def _change(self, optimizers: Optimizers) -> None:
         self._backward.steps.change(optimizers, self.attached.model)
-
-    @property
-    def _layout_asked(self) -> Layout:
-        """The layout in which to stay: not one that sends what is unsent first, or waits for kernels."""
-        reducer = self._reducer
-        watch = reducer.layout.main.watch
-        is_passing = reducer.awaits_kernels or (watch is not None and watch.ends)
-        return reducer.layout_of(reducer.recipe.build(), META) if is_passing else reducer.layout
-
-    @property
-    def _covers_momentum(self) -> bool:
-        return any(flat_buffer.memory.covers_momentum for flat_buffer in self._reducer.layout.flat_buffers)
-
-    def _warn_of_momentum(self) -> None:
-        warnings.warn(
-            "momentum is no longer applied: set it in the optimizer if training goes on",
-            GradwireWarning,
-            stacklevel=3,
-        )
 
     def drop_step(self) -> None:
         """Leave this step out: call it after `backward()`, instead of `optimizer.step()`, on all ranks.
@@ -521,17 +389,7 @@ class Wire:
             with wire.exact(), torch.no_grad():
                 evaluate(model)
         """
-        return self._exactly()
-
-    @contextmanager
-    def _exactly(self) -> Iterator[None]:
-        def begin(call: str) -> None:
-            self._backward.together(call, lambda: None)
-
-        begin("exact()")
-        with nullcontext() if self.inside is None else self.inside.exact():
-            yield
-            begin("the end of exact()")
+        return self._ranks.exact(self.inside)
 
     def flush(self) -> None:
         """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
@@ -547,54 +405,7 @@ class Wire:
             wire.flush()
             optimizer.step()
         """
-        self._flush("flush()", lambda: None)
-
-    def _flush(self, call: str, prepare: Callable[[], T]) -> T:
-        """Flush if nothing fails on any rank; else raise on all ranks and change nothing.
-
-        Args:
-            call: name of the user's call, for errors.
-            prepare: further preparation, run by the worker's thread before gradients change.
-
-        Returns the result of `prepare`.
-        """
-        reducer, source = self._reducer, self._source
-        # Where the source brings shards itself, a shard is what its optimizer steps.
-        whole = source.members is None
-        unsent = self._backward.together(call, lambda: mean_unsent(reducer, whole=whole))
-        # Gradients belong to the thread that trains, whose stream the optimizer uses.
-        additions, failure = self._additions(unsent)
-
-        def ready() -> T:
-            if failure is not None:
-                raise failure
-            return prepare()
-
-        def hand_over() -> T:
-            prepared = on_all_ranks(ready, "add what is unsent to its gradients", reducer.env.control)
-            forget_unsent(reducer)
-            return prepared
-
-        prepared = self._backward.call(hand_over)
-        for add in additions:
-            add()
-        self._backward.steps.exchange_begins(None, compresses=False)
-        self._backward.steps.exchange_ended()
-        return prepared
-
-    def _additions(
-        self, unsent: list[tuple[ParameterSpec, Tensor]]
-    ) -> tuple[list[Callable[[], object]], BaseException | None]:
-        """Functions that add the mean unsent gradients `unsent` to the gradients.
-
-        Returns (functions, None), or ([], error): an error must not be raised before all ranks know of it.
-        """
-        source, copy_to = self._source, self._reducer.placement.transfer.copy_to
-        try:
-            scale = _loss_scale(self.attached.scaler)
-            return [source.adding(spec, copy_to(flat * scale, source.device)) for spec, flat in unsent], None
-        except BaseException as error:
-            return [], error
+        self._gradients.flush("flush()", lambda: None)
 
     def detach(self) -> None:
         """Flush, and then run plain all-reduce, because wrappers cannot unregister hooks. A collective.
@@ -608,13 +419,21 @@ class Wire:
             wire.detach()
             optimizer.step()
         """
-        covered = self._covers_momentum
-        retired = self._flush("detach()", self._reducer.retired)
-        self._backward.call(lambda: self._reducer.restore(retired))
-        self._source.retire()
-        self._backward.steps.retire()
+        backward, reducer = self._backward, self._backward.reducer
+        covered = covers_momentum(reducer)
+        retired = self._gradients.flush("detach()", reducer.retired)
+        backward.call(lambda: reducer.restore(retired))
+        self.attached.source.retire()
+        backward.steps.retire()
         if self.inside is not None:
             self.inside.remove()
             self.inside = None
         if covered:
-            self._warn_of_momentum()
+            warn_of_momentum()
+
+
+def _layout_asked(reducer: Reducer) -> Layout:
+    """The layout in which to stay: not one that sends what is unsent first, or waits for kernels."""
+    watch = reducer.layout.main.watch
+    is_passing = reducer.awaits_kernels or (watch is not None and watch.ends)
+    return reducer.layout_of(reducer.recipe.build(), META) if is_passing else reducer.layout
