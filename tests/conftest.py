@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gradwire.kernels import compiler
 from tests.support.depth import DEPTH, FEW, FULL, seed
@@ -75,6 +76,20 @@ def pytest_report_header() -> str:
     rows = "a few rows" if FEW else "a pairwise sample"
     again = f"GRADWIRE_LAWS={DEPTH} GRADWIRE_LAWS_SEED={seed()}"
     return f"laws: {rows}, again by {again} (GRADWIRE_LAWS is few, sample or full)"
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def world_in_company(monkeypatch: pytest.MonkeyPatch, world_of_one: None) -> None:
+    """One rank that compresses as in company: what one alone does is in tests/unit/step/test_alone.py."""
+    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)

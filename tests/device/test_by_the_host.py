@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
@@ -163,15 +162,6 @@ class Counted(Simulated):
         super().operate(what, reads, writes, waits)
 
 
-@pytest.fixture
-def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One rank, which compresses as in company."""
-    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def asked(recipe: str, layers: int) -> Counter[str]:
     """What a step in the steady state asks of the device; each layer is a bucket of its own."""
     device = Counted()
@@ -187,7 +177,7 @@ def asked(recipe: str, layers: int) -> Counter[str]:
     return Counter(device.asked)
 
 
-@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.usefixtures("world_in_company")
 @looped("recipe", ["dense", "fp16", "int8"])
 def test_a_bucket_is_copied_out_and_in_once_and_only_another_thread_waits_for_it(recipe: str) -> None:
     fewer, more = asked(recipe, 3), asked(recipe, 4)
@@ -196,7 +186,7 @@ def test_a_bucket_is_copied_out_and_in_once_and_only_another_thread_waits_for_it
     assert {kind: fewer[kind] - 3 * count for kind, count in each.items()} == dict.fromkeys(each, 0)
 
 
-@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.usefixtures("world_in_company")
 @looped(("placement", "streams"), [("host", False), ("device", False), ("device", True)])
 def test_a_thread_that_waits_for_the_device_sleeps(placement: PlacementName, streams: bool) -> None:
     device = Simulated() if placement == "host" else Near()

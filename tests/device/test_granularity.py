@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -79,16 +78,7 @@ def test_a_step_has_as_many_segments_as_suit_its_place(monkeypatch: pytest.Monke
         assert on_device < on_host
 
 
-@pytest.fixture
-def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One rank, which compresses as in company."""
-    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.usefixtures("world_in_company")
 @pytest.mark.parametrize(("placement", "buckets"), [("device", 2), ("host", 4)])
 def test_gradients_come_in_as_many_buckets_as_suit_the_place(
     placement: PlacementName, buckets: int, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,7 @@ from gradwire.recipes.topk import topk
 from tests.support.looped import looped
 from tests.support.models import batch, perceptron
 
-
-@pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def _attach(model: nn.Module, optimizer: Any, **options: Any) -> gradwire.Wire:

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
@@ -31,14 +31,7 @@ from gradwire.planning.costs import CodecCost, Line
 from tests.support.command import eventually
 from tests.support.states import own_state
 
-
-@pytest.fixture(autouse=True)
-def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A rank that compresses as in company: what one alone does is in test_alone.py."""
-    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_in_company")
 
 
 def _ddp(model: nn.Module | None = None) -> DistributedDataParallel:

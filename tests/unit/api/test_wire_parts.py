@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,7 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 from tests.support.models import optimizer_of, perceptron
 
-
-@pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def outer(**who: Any) -> gradwire.OuterWire:

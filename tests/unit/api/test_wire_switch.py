@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import GradwireWarning
 
-
-@pytest.fixture(autouse=True)
-def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A rank that compresses as in company."""
-    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_in_company")
 
 
 def _ddp() -> DistributedDataParallel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from tests.support.models import batch, optimizer_of, perceptron
 
-
-@pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def outer(model: nn.Module, optimizer: torch.optim.Optimizer, every: int = 100) -> gradwire.OuterWire:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -384,13 +384,6 @@ def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
     assert backward.is_sound
     backward.reducer.broken = TransportError("torn")
     assert not backward.is_sound
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_what_a_source_says_of_its_model(world_of_one: None) -> None:

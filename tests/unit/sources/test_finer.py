@@ -1,7 +1,5 @@
 """Smaller buckets: DDP's reducer is rebuilt, and nothing else changes."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,12 +11,7 @@ from gradwire.recipes import recipe
 from gradwire.sources.buckets import SMALLEST_BYTES
 from gradwire.sources.ddp.finer import caps_of, refine_buckets, restore_buckets
 
-
-@pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 WIDTH = 450

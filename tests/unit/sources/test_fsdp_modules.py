@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,13 +17,7 @@ import gradwire
 from gradwire.integrations.dcp import WireState
 from gradwire.sources.fsdp.modules import modules_of, scattered_type, shards_in
 
-
-@pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
-    """A default group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def _model() -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,12 +12,7 @@ from torch import nn
 import gradwire
 from tests.support.models import batch, optimizer_of, perceptron
 
-
-@pytest.fixture(autouse=True)
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def made(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:

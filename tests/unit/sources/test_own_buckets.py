@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -65,13 +65,6 @@ def test_a_sparse_gradient_fails_the_step_and_not_the_hook() -> None:
     bucket = OwnBucket(0, specs(3), CPU)
     bucket.fill("p0", torch.zeros(3).to_sparse())
     assert "is sparse" in str(bucket.gradient_bucket.failure)
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _grads(model: nn.Module) -> list[Tensor]:

@@ -5,7 +5,7 @@ The frameworks themselves are in tests/integrations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,7 @@ from gradwire.recipes import Composition
 from gradwire.sources.unwrap import ddp_of, optimizers_of, scaler_of
 from tests.support.states import own_state
 
-
-@pytest.fixture(autouse=True)
-def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A rank that compresses as in company."""
-    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_in_company")
 
 
 class FabricModule(nn.Module):

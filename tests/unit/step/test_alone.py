@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -235,13 +234,6 @@ def test_a_plan_that_others_decided_on_is_kept() -> None:
     (saved,) = run_ranks(1, alone)
     assert saved["plan"] == states[0]["plan"]
     assert saved["why"].endswith(states[0]["why"])
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _plain() -> nn.Module:

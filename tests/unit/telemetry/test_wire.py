@@ -7,12 +7,10 @@ import json
 import logging
 import math
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -25,14 +23,7 @@ from gradwire.step.event_log import account
 from tests.support.rig import Rig
 from tests.support.states import own_state
 
-
-@pytest.fixture(autouse=True)
-def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A rank that compresses as in company."""
-    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_in_company")
 
 
 def _ddp() -> DistributedDataParallel:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -138,13 +136,6 @@ def test_rank_correlation_by_hand(left: list[float], right: list[float], expecte
 )
 def test_histogram_overlap_by_hand(left: list[float], right: list[float], expected: int) -> None:
     assert histogram_overlap(torch.tensor(left), torch.tensor(right)) == expected
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("world_of_one")
