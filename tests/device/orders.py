@@ -26,6 +26,7 @@ OTHERS = {
     ("kernels/device/common.py", "tl.join"),
     ("_api/attach.py", "level.join"),
     ("_api/moving.py", "membership.join"),
+    ("_api/rounds.py", "self._ranks.join"),
     ("_api/stored.py", "membership.join"),
     ("members/bucket/all_ranks.py", "former.join"),
     ("members/bucket/all_ranks.py", "self._thread.join"),
