@@ -20,7 +20,6 @@ OTHERS = {
     ("comm/progress.py", "thread.join"),
     ("comm/threads.py", "thread.join"),
     ("step/reducer.py", "self.follow"),
-    ("step/reducer.py", "step.record"),
     ("step/worker.py", "self._thread.join"),
     ("kernels/background.py", "os.pathsep.join"),
     ("kernels/device/common.py", "tl.join"),

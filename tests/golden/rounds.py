@@ -65,7 +65,7 @@ def announced(name: str) -> list[str]:
             rig.announced.clear()
             outcome = rig.step(gradients(comm.rank, step))
             assert outcome.step.committed, outcome.error
-            small = sum(each.buffer.numel() for each in outcome.step.small)
+            small = sum(each.buffer.numel() for each in outcome.step.flight.small)
             told.append("; ".join([*rig.announced, f"small: {small}"]))
         return told
 

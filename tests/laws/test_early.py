@@ -28,11 +28,11 @@ def test_means_are_those_of_the_tail_alone(world: int, buckets: str) -> None:
     early = run_ranks(world, lambda comm: _steps(comm, buckets))
     late = run_ranks(world, lambda comm: _steps(comm, buckets, tuning=Tuning(early_bytes=1 << 40)))
     for one, other in zip(early, late, strict=True):
-        assert all(len(step.step.small) == 2 for step in one)
-        assert all(len(step.step.small) == 1 for step in other)
+        assert all(len(step.step.flight.small) == 2 for step in one)
+        assert all(len(step.step.flight.small) == 1 for step in other)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(one, other, strict=True))
         if shortest_sum(world) == "library":  # else what rides with the status vote goes direct
-            assert [a.step.metered_bytes for a in one] == [b.step.metered_bytes for b in other]
+            assert [a.step.sent.metered_bytes for a in one] == [b.step.sent.metered_bytes for b in other]
 
 
 def test_the_order_within_is_that_of_the_layout_whatever_the_buckets() -> None:
@@ -40,17 +40,17 @@ def test_the_order_within_is_that_of_the_layout_whatever_the_buckets() -> None:
     first, *others = (run_ranks(2, lambda comm, name=name: _steps(comm, name)[0]) for name in BUCKETS)
     for other in others:
         for one, two in zip(first, other, strict=True):
-            early, _tail = one.step.small
-            assert torch.equal(early.buffer, two.step.small[0].buffer)
+            early, _tail = one.step.flight.small
+            assert torch.equal(early.buffer, two.step.flight.small[0].buffer)
 
 
 def test_one_more_all_reduce_and_no_byte_more() -> None:
     for outcome in run_ranks(2, lambda comm: _steps(comm)[-1]):
         step = outcome.step
-        early, tail = step.small
+        early, tail = step.flight.small
         row = HEADER + 4 + TOLD  # 4 of the link
         assert early.buffer.numel() + tail.buffer.numel() == 59 + 1 + 61 + 2 * row
-        assert step.metered_bytes == step.predicted_bytes
+        assert step.sent.metered_bytes == step.sent.predicted_bytes
 
 
 def test_they_are_under_way_before_the_last_bucket() -> None:

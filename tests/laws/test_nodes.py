@@ -89,10 +89,10 @@ def test_a_step_agrees_and_conserves_over_all_ranks(
         here = [of_rank[step] for of_rank in outcomes]
         assert all(outcome.step.committed and outcome.error is None for outcome in here)
         assert all(torch.equal(outcome.flat(), here[0].flat()) for outcome in here), "consensus"
-        assert all(outcome.step.inside_bytes == here[0].step.inside_bytes > 0 for outcome in here)
+        assert all(outcome.step.sent.inside_bytes == here[0].step.sent.inside_bytes > 0 for outcome in here)
         if name in FORGETTING:
             continue
-        assert all(outcome.step.metered_bytes == outcome.step.predicted_bytes for outcome in here)
+        assert all(outcome.step.sent.metered_bytes == outcome.step.sent.predicted_bytes for outcome in here)
         given = torch.stack([flat(gradients(rank, step)) for rank in range(world)]).mean(0)
         if step:
             before = _whole_mean([of_rank[step - 1].memory for of_rank in outcomes], per_node)
@@ -118,7 +118,7 @@ def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
         for world in (comm.split([(0, 1), (2, 3)]), comm):
             rig = Rig(world, text, per_node=1 if world.world == 2 else 2)
             outcome = rig.step(gradients(comm.rank, 0))
-            found += [rig.reducer.layout.memory_bytes, outcome.step.metered_bytes]
+            found += [rig.reducer.layout.memory_bytes, outcome.step.sent.metered_bytes]
         return tuple(found)
 
     for memory, sent, of_shard, between in run_ranks(4, rank):

@@ -81,7 +81,7 @@ def sent(text: str, world: int, dtype: torch.dtype) -> tuple[float, int]:
             outcome = rig.step(drawn(comm.rank, step, dtype), BUCKETS)
             assert outcome.error is None
             assert outcome.step.committed
-            total += outcome.step.metered_bytes
+            total += outcome.step.sent.metered_bytes
         return total, STEPS * sum(len(flat_buffer.units) for flat_buffer in rig.reducer.layout.flat_buffers)
 
     found = run_ranks(world, rank)

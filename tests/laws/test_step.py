@@ -115,7 +115,7 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
         if name in FORGETTING:
             continue
         assert _missing(name, step, outcomes).abs().max() <= tolerance, "conservation"
-        assert all(outcome.step.metered_bytes == outcome.step.predicted_bytes for outcome in here)
+        assert all(outcome.step.sent.metered_bytes == outcome.step.sent.predicted_bytes for outcome in here)
 
 
 COEFFICIENTS = {"covap": 0.5, "covap, paper's sharding": 0.5, "sparseloco": 0.95}

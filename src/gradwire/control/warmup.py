@@ -86,7 +86,7 @@ class WarmupController:
             exposed = self.profiler.exposed
             return self.decision.hidden(exposed) if exposed else None
         # Status votes have more rows where ranks hold shards.
-        facts = replace(facts, buckets=tuple(step.direct), world=self.env.world)
+        facts = replace(facts, buckets=tuple(step.come.direct), world=self.env.world)
         return self.decide(
             surveyed(facts, self.decision, self.env, self._placement, self.specs, self.may_follow)
         )

@@ -337,8 +337,8 @@ class PlainParameters(Source):
 
     def step_ended(self, step: Step) -> None:
         """Note whether the buffers have arrived, and warn if they changed during the backward pass."""
-        self._landing = self._packed if bool(step.carried) and step.error is None else None
-        if step.stale:
+        self._landing = self._packed if bool(step.flight.carried) and step.error is None else None
+        if step.flight.stale:
             self._say(
                 "buffers changed during the backward pass, as where activations are computed again: they are "
                 "not sent in such steps, so ranks keep their own"

@@ -32,7 +32,8 @@ The other files are in the order in which a gradient gets to them:
   calls `Gather.start`. There `Sparse.take` (`codec/sparse.py`) is line 2. The all-gather is line 3, which
   `ProcessGroupComm.issue` (`comm/process_group.py`) sends. The function that `start` returns is line 4.
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
-- step.py: the state of one step: buckets, places of means, the first error, the outcome.
+- intake.py: what has come of a step's gradients, and where their means land.
+- step.py: the state of one step: what has come, is in flight, and was sent; the first error, the outcome.
 - moods.py: which outcome of a step, and which mood of a backward pass, may follow which.
 - status_vote.py: the rows of the status vote (line 5), and small gradients, which travel with them.
 - optimizers.py and optimizer_log.py: hooks that tell when optimizers step, and with which gradients.

@@ -63,16 +63,17 @@ class History:
             self._recipe = step.recipe
             self._costs.clear()
         self.compile_s += compiled_s() - step.compiled_before_s
-        self.predicted_bytes += step.predicted_bytes
+        self.predicted_bytes += step.sent.predicted_bytes
         self._is_timed = step.is_timed
         if step.is_timed:
             self._compress_s = step.trace.compress_s
             self.spans, self.started_s = step.trace.spans, step.started_s
-            self.spans.append(Span("backward", "", step.started_s, step.last_gradient_s))
-        backward_s = step.last_gradient_s - step.started_s
-        bytes_, times = (step.metered_bytes, step.predicted_bytes), (self._compress_s, backward_s)
+            self.spans.append(Span("backward", "", step.started_s, step.come.last_s))
+        backward_s = step.come.last_s - step.started_s
+        sent, times = step.sent, (self._compress_s, backward_s)
         by_rank = step.computing_by_rank_s
-        self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes, by_rank))
+        bytes_ = sent.metered_bytes, sent.predicted_bytes
+        self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, sent.inside_bytes, by_rank))
 
     def outcome_known(self, step: Step) -> None:
         """Note whether a step counts."""

@@ -54,6 +54,7 @@ from gradwire.step.flat_buffers import UNSCALED, FlatBuffer
 from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
+from gradwire.step.intake import Intake
 from gradwire.step.moods import Mood, Outcome
 from gradwire.step.optimizer_log import NONE_WRITTEN, OptimizerLog, Written
 from gradwire.step.plan import Captures, ExchangePlan
@@ -542,8 +543,8 @@ class Reducer(InstalledRecipe):
         """Features that a step calls when it begins."""
         self._after_buckets = [self._send_early] if self.layout.early else []
         """Features that a step calls with the names in each bucket that it has taken."""
-        self._after_means = [Step.copy_back_early] if self.placement.copies else []
-        """Features that a step calls with the route of each mean that lies in the buckets."""
+        self._after_means = [Intake.copy_back_early] if self.placement.copies else []
+        """Features that take the route of each mean that lies in the buckets of an intake."""
         self._small_bytes = 0 if self.layout.is_plain else self.layout.tuning.small_bytes
         """Direct gradients of fewer bytes wait for the vote; none, if no parameter has a memory."""
 
@@ -666,7 +667,7 @@ class Reducer(InstalledRecipe):
         """
         carried = buffers()
         if carried is not None:
-            step.carried.append(carried)
+            step.flight.carried.append(carried)
             self.unless_broken(carried.send, metered(step))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers")
@@ -698,22 +699,22 @@ class Reducer(InstalledRecipe):
         assert step is not None, "begin the step first"
         if bucket.failure is not None:
             step.fail(bucket.failure, f"intake of bucket {bucket.index}")
-        step.add_bucket(bucket)
+        step.come.add(bucket)
         self._advance(step)
 
     def all_ready(self) -> None:
         """Worker: go on after the last gradient bucket of the running step."""
         step = self._now
         assert step is not None, "begin the step first"
-        step.all_ready = True
+        step.come.all_ready = True
         for coded in step.coded.values():
             coded.close()
         for flat_buffer in self._marked:
             step.note_marks(flat_buffer, self.placement.fetch)
-        while step.unannounced:
-            self.placement.post(step.unannounced.popleft())
-        if step.left_bytes > self._riding_bytes:
-            self._send_small(step, step.small_regions.keys())
+        while step.flight.unannounced:
+            self.placement.post(step.flight.unannounced.popleft())
+        if step.come.left_bytes > self._riding_bytes:
+            self._send_small(step, step.come.small_regions.keys())
         self._advance(step)
 
     # -- the algorithm, and its six lines in order
@@ -724,28 +725,29 @@ class Reducer(InstalledRecipe):
         Called after each event: a bucket, the last bucket, the end of a unit's last collective, and the end
         of the status vote.
         """
-        while step.turns and self.broken is None:
-            bucket = step.turns.popleft()
+        come, flight = step.come, step.flight
+        while come.turns and self.broken is None:
+            bucket = come.turns.popleft()
             plan = self.layout.bucket_plan(bucket)
             for direct in plan.direct:  # nothing is remembered of them: x is the gradient
                 self._compress_direct(step, bucket, direct)
             for share in plan.shares:
                 self._compensate(step, bucket, share)  # 1. x = c · unsent + gradient
-            for unit in step.completed(plan.units):
+            for unit in come.completed(plan.units):
                 self._compress_unit(step, unit)  # 2. payload = C(x), x keeps the rest; 3. aggregate payloads
             for feature in self._after_buckets:
                 feature(step, plan.names)
-        while step.received:
-            self.unless_broken(self._decode, step, step.received.popleft())  # 4. mean of the payloads
-        if step.is_over or not step.all_ready:
+        while flight.received:
+            self.unless_broken(self._decode, step, flight.received.popleft())  # 4. mean of the payloads
+        if step.is_over or not come.all_ready:
             return
         try:
             if self.broken is not None:
                 raise self.broken
-            left = step.outstanding if step.votes_last else step.fallible
+            left = flight.outstanding if step.votes_last else flight.fallible
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
-            if step.outstanding == 0 and step.outcome is Outcome.VOTED:
+            if flight.outstanding == 0 and step.outcome is Outcome.VOTED:
                 self._finish(step)  # 6. unsent = x; of a deferred step in `commit_deferred`
         except TransportError as error:
             self.broken = error
@@ -779,15 +781,16 @@ class Reducer(InstalledRecipe):
         """Worker, 2 and 3: start the exchange of a compensated unit, or let it rest.
 
         Here the way of its mean is chosen, too. Where the unit is one stretch of a bucket, of the same type
-        and loss scale, line 4 decodes straight into that (`Step.place_of`). Elsewhere it decodes to a tensor
-        of its own, which `Step.land` copies to the buckets. Where a device has encoded the unit as it came
-        (`ExchangeContext.coded`), a kernel decodes into the buckets. Where buckets are copies on the host,
-        the mean is then copied back to the model, while other units are still on the wire
-        (`Step.copy_back_early`, one of `_after_means`).
+        and loss scale, line 4 decodes straight into that (`Intake.place_of`). Elsewhere a tensor of its own
+        takes the mean, and `Step.land` copies it to the buckets. Where a device has encoded the unit as it
+        came (`ExchangeContext.coded`), a kernel decodes into the buckets. Where buckets are copies on the
+        host, the mean is then copied back to the model, while other units are still on the wire
+        (`Intake.copy_back_early`, one of `_after_means`).
         """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = self._plans[unit.flat_buffer][unit.index]
-        (x, unsent), route = flat_buffer.of(unit), self.layout.route(unit, step.in_turn.taken)
+        come = step.come
+        (x, unsent), route = flat_buffer.of(unit), self.layout.route(unit, come.in_turn.taken)
         scale, factor = step.scaled[unit.flat_buffer]
         coded = step.coded.get(unit.flat_buffer)
         ctx = plan.ctx.at(
@@ -795,17 +798,18 @@ class Reducer(InstalledRecipe):
             scale=scale,
             unsent=unsent,
             see=step.note_valid,
-            coded=None if coded is None else coded.unit(unit, step.places(route), factor),
+            coded=None if coded is None else coded.unit(unit, come.places(route), factor),
         )
         if step.unit_observers:
             self._show(step, flat_buffer, unit, x, ctx)
         agreed = plan.collectives(ctx)
         if not agreed.rounds:
-            step.rest(route)
+            for each in come.places(route):  # it rests: all of its gradient stays unsent
+                each.zero_()
             for feature in self._after_means:
-                feature(step, route)
+                feature(come, route)
             return
-        place = step.place_of(route, x, factor)
+        place = come.place_of(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
         exchange = InFlight(
             plan,
@@ -843,14 +847,14 @@ class Reducer(InstalledRecipe):
 
         It belongs to no flat buffer: the flat buffer of its context is -1.
         """
-        region = bucket.buffer[share.region]
+        region, come = bucket.buffer[share.region], step.come
         if region.nbytes < self._small_bytes and region.dtype != torch.float64:
-            step.small_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
+            come.small_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
-        unit = len(step.direct)
+        unit = len(come.direct)
         plan = share.plan(region, unit, self._direct_context, checked=self.comm.verifies)
         ctx = plan.ctx.at(step.number)
-        step.direct.append(region.numel())
+        come.direct.append(region.numel())
         exchange = InFlight(
             plan,
             plan.collectives(ctx),
@@ -877,8 +881,7 @@ class Reducer(InstalledRecipe):
     def _start(self, step: Step, exchange: InFlight) -> None:
         """Worker, 2 and 3: compress and issue; the last collective stays in flight."""
         plan, comm, agreed = exchange.plan, exchange.comm, exchange.agreed
-        step.outstanding += 1
-        step.fallible += agreed.may_fail
+        step.flight.begins(agreed)
         try:
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
@@ -903,9 +906,10 @@ class Reducer(InstalledRecipe):
 
         The transport announces no end: decoding makes a stream wait for the bytes.
         """
-        step.unannounced.append(partial(self._received, step, exchange))
-        while len(step.unannounced) >= self._granularity.under_way:
-            self.placement.post(step.unannounced.popleft())
+        unannounced = step.flight.unannounced
+        unannounced.append(partial(self._received, step, exchange))
+        while len(unannounced) >= self._granularity.under_way:
+            self.placement.post(unannounced.popleft())
 
     def _at_once_if_serial(self, usual: Started, step: Step, exchange: InFlight, last: Pending) -> None:
         """Worker: end each exchange of a serial step before the next begins, so that the duration of its
@@ -918,7 +922,7 @@ class Reducer(InstalledRecipe):
 
     def _received(self, step: Step, exchange: InFlight) -> None:
         """Worker: go on after the last collective of an exchange, or after the wait for it in a stream."""
-        step.received.append(exchange)
+        step.flight.received.append(exchange)
         self._advance(step)
 
     def _decode(self, step: Step, exchange: InFlight) -> None:
@@ -933,12 +937,13 @@ class Reducer(InstalledRecipe):
                     if exchange.checks_mean:
                         step.check_finite(exchange.mean)
                     for feature in self._after_means:
-                        feature(step, exchange.route)
+                        feature(step.come, exchange.route)
         except TransportError:
             raise
         except BaseException as error:
             step.fail(error, f"decode of {label}")
-        step.record(exchange.agreed, exchange.comm)
+        step.flight.ends(exchange.agreed)
+        step.sent.add(exchange.agreed.wire_bytes, exchange.comm, is_timed=step.is_timed)
 
     def _send_early(self, step: Step, names: Set[str]) -> None:
         """Worker: send the early small gradients (`Layout.early`), once all of them are there.
@@ -947,25 +952,29 @@ class Reducer(InstalledRecipe):
             step: the running one.
             names: the parameters of a bucket that has been taken.
         """
-        step.names |= names
-        if step.names >= self.layout.early:
+        step.come.names |= names
+        if step.come.names >= self.layout.early:
             self._send_small(step, self.layout.early)
 
     def _send_small(self, step: Step, names: Set[str]) -> None:
         """Worker: send small gradients in an all-reduce of their own."""
-        if regions := step.take_small(self.specs, names):
+        if regions := step.come.take_small(self.specs, names):
             comm, latency = step.meter(self.comm, step.trace, "small"), self.layout.tuning.latency
-            step.small.append(small := SmallReduce(regions, comm, step.device, latency=latency))
+            small = SmallReduce(regions, comm, step.come.device, latency=latency)
+            step.flight.small.append(small)
             self.unless_broken(small.send)
 
     def _vote(self, step: Step) -> None:
         """Worker, 5: send this rank's row, and the small gradients that are left."""
         facts = (*step.told, *self._controller.row(step, self.traffic.row))
-        step.require_all_units(self.layout.flat_buffers)
+        try:
+            step.come.require_all_units(self.layout.flat_buffers)
+        except GradwireError as error:
+            step.fail(error, "end of the step")
         sound, failed, stale = step.sound(), step.error is not None, step.is_stale()
         row = RankReport(sound, failed, self.fingerprint, facts, stale, step.computing_s)
-        step.status_vote = vote = self._vote_of(step, row)
-        step.small.append(vote)
+        step.flight.status_vote = vote = self._vote_of(step, row)
+        step.flight.small.append(vote)
         step.outcome = Outcome.VOTING
 
         def voted() -> None:
@@ -977,26 +986,26 @@ class Reducer(InstalledRecipe):
 
     def _vote_with_gradients(self, step: Step, row: RankReport) -> StatusVote:
         """Worker: make the vote where all ranks that agree on a step also exchange gradients."""
-        regions = step.take_small(self.specs, step.small_regions.keys())
+        regions = step.come.take_small(self.specs, step.come.small_regions.keys())
         comm = step.meter(self.comm, step.trace, "tail")
-        return StatusVote(regions, row, comm, step.device, step.told_later())
+        return StatusVote(regions, row, comm, step.come.device, step.told_later())
 
     def _vote_apart(self, step: Step, row: RankReport) -> StatusVote:
         """Worker: make the vote where ranks agree over another comm."""
-        regions = step.take_small(self.specs, step.small_regions.keys())
+        regions = step.come.take_small(self.specs, step.come.small_regions.keys())
         comm = step.meter(self.comm, step.trace, "tail")
         control = MeteredComm(self._control, step.trace, "tail")
-        return VoteApart(regions, row, comm, step.device, step.told_later(), control=control)
+        return VoteApart(regions, row, comm, step.come.device, step.told_later(), control=control)
 
     def _finish(self, step: Step) -> None:
         """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none."""
-        assert step.status_vote is not None, "voted first"
-        votes = step.status_vote.votes()
-        step.receive_buffers(votes.stale)
+        assert step.flight.status_vote is not None, "voted first"
+        votes = step.flight.status_vote.votes()
+        step.flight.receive_buffers(votes.stale)
         step.receive_small()
         step.computing_by_rank_s = tuple(row.computing_s for row in votes.rows)
-        for small in step.small:
-            step.record_small(small)
+        for small in step.flight.small:
+            step.sent.add(small.wire_bytes, small.comm, is_timed=step.is_timed)
         error: BaseException | None = votes.error() or step.compare(votes)
         if step.error is not None and not isinstance(error, RanksDisagree):
             # The others have gone on: with one step more, unless they have found something not finite, too.
@@ -1011,10 +1020,10 @@ class Reducer(InstalledRecipe):
         """Worker: write the small means to the buckets, commit the step or forget it, and finish it."""
         finite = step.counts(votes)
         if finite:
-            for small in step.small:
+            for small in step.flight.small:
                 small.land()
         elif self._poisons:
-            step.poison()
+            step.come.poison()
         outcome = self._commit(step, votes, finite)
         if self._following is not None and self.layout.is_plain:  # a memory has to be final first
             self.follow(self._following)
@@ -1029,10 +1038,10 @@ class Reducer(InstalledRecipe):
         doubted = step.all_doubted()
         if self.shard is not None:
             doubted = self.shard.any(doubted)
-        for small in step.small:
+        for small in step.flight.small:
             small.land()
         if self._poisons:
-            step.poison_if(doubted)
+            step.come.poison_if(doubted)
         step.measured_s = self.watch.mark_end()
         step.outcome, step.is_over, told = Outcome.DEFERRED, True, self.placement.fetch(doubted)
         self._now = None

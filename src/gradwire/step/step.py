@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -24,14 +24,15 @@ from gradwire.exchange.base import Decode
 from gradwire.kernels.compensation import Findings
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.dispatch import kernels_for
-from gradwire.kernels.flagged import mark_not_finite, poison, zero_idle
+from gradwire.kernels.flagged import mark_not_finite, zero_idle
 from gradwire.kernels.range import is_finite
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.ahead import CodedBuffer
 from gradwire.step.flat_buffers import FlatBuffer, Scaled
-from gradwire.step.gradient_bucket import BufferShare, GradientBucket, InTurn, Route
+from gradwire.step.gradient_bucket import BufferShare, Route
+from gradwire.step.intake import Intake
 from gradwire.step.moods import Outcome
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
@@ -111,6 +112,66 @@ class InFlight:
 
 
 @dataclass
+class Flight:
+    """What is in flight of a step: exchanges, small gradients, and the model's buffers."""
+
+    received: deque[InFlight] = field(default_factory=deque)
+    """Exchanges whose last collective has ended, for the reducer to decode."""
+    unannounced: deque[Callable[[], None]] = field(default_factory=deque)
+    """Ends of exchanges whose last collective does not announce its end."""
+    outstanding: int = 0
+    """Exchanges that have begun and are not decoded."""
+    fallible: int = 0
+    """Number of outstanding exchanges that may still fail on this rank alone."""
+    small: list[SmallReduce] = field(default_factory=list)
+    """The all-reduces of small gradients."""
+    status_vote: StatusVote | None = None
+    """The last all-reduce, which carries the vote, once it has been sent. Timelines call it "tail"."""
+    carried: list[SideBroadcast] = field(default_factory=list)
+    """The model's buffers, such as BatchNorm's, if this step broadcasts them."""
+    stale: bool = False
+    """True if the model's buffers were out of date on some rank, and are not used."""
+
+    def begins(self, agreed: Collectives) -> None:
+        """An exchange begins."""
+        self.outstanding += 1
+        self.fallible += agreed.may_fail
+
+    def ends(self, agreed: Collectives) -> None:
+        """It is decoded, or has failed."""
+        self.outstanding -= 1
+        self.fallible -= agreed.may_fail
+
+    def receive_buffers(self, stale: bool) -> None:
+        """Block until rank 0's buffers are here. If any rank's are `stale`, they are not used."""
+        for each in self.carried:
+            each.wait()
+        self.stale = stale
+        if stale:
+            self.carried.clear()
+
+
+@dataclass
+class Sent:
+    """The bytes that a step has sent, as metered, and as predicted."""
+
+    metered_bytes: float = 0.0
+    predicted_bytes: float = 0.0
+    inside_bytes: float = 0.0
+    """Sent within the node; all other bytes go between nodes."""
+
+    def add(self, planned: float | None, comm: MeteredComm, *, is_timed: bool) -> None:
+        """Add what went over `comm`, where `planned` bytes were; in a step that is not timed they are the
+        metered ones, too.
+
+        For collectives whose size is negotiated at run time, the bytes actually sent count as both.
+        """
+        metered = comm.wire_bytes if is_timed or planned is None else planned
+        self.metered_bytes += metered
+        self.predicted_bytes += metered if planned is None else planned
+
+
+@dataclass
 class Step:
     """The running step. Only the worker writes to it; other threads see it once it has ended."""
 
@@ -128,39 +189,18 @@ class Step:
     """Called with every unit of this step."""
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
-    in_turn: InTurn = field(default_factory=InTurn)
-    """Its gradient buckets."""
-    turns: deque[GradientBucket] = field(default_factory=deque)
-    """Those whose turn has come, for the reducer to take."""
+    come: Intake = field(default_factory=Intake)
+    """What has come of its gradients."""
+    flight: Flight = field(default_factory=Flight)
+    """What is in flight."""
+    sent: Sent = field(default_factory=Sent)
+    """What was sent."""
     scaled: Sequence[Scaled] = ()
     """The way of the loss scale through each flat buffer."""
-    names: set[str] = field(default_factory=set)
-    """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
-    missing: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Parts of units that are still to be compensated, by the numbers of flat buffer and unit."""
     idle: list[tuple[FlatBuffer, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Functions that return the slots without a gradient, and may wait for a device."""
-    direct: list[int] = field(default_factory=list)
-    """Elements of each exchange that bypasses the flat buffers, in order."""
-    small_regions: dict[str, Tensor] = field(default_factory=dict)
-    """Small dense gradients that have arrived and are not sent yet."""
-    carried: list[SideBroadcast] = field(default_factory=list)
-    """The model's buffers, such as BatchNorm's, if this step broadcasts them."""
-    stale: bool = False
-    """True if the model's buffers were out of date on some rank, and are not used."""
-    small: list[SmallReduce] = field(default_factory=list)
-    """The all-reduces of small gradients."""
-    all_ready: bool = False
     coded: Mapping[int, CodedBuffer] = field(default_factory=dict)
     """Flat buffers whose gradients are encoded as they come, by number."""
-    received: deque[InFlight] = field(default_factory=deque)
-    """Exchanges whose last collective has ended, for the reducer to decode."""
-    unannounced: deque[Callable[[], None]] = field(default_factory=deque)
-    """Ends of exchanges whose last collective does not announce its end."""
-    outstanding: int = 0
-    """Exchanges that have begun and are not decoded."""
-    fallible: int = 0
-    """Number of outstanding exchanges that may still fail on this rank alone."""
     votes_last: bool = False
     """True if the vote waits until all means are decoded, even if no rank can fail alone any more."""
     outcome: Outcome = Outcome.RUNNING
@@ -168,13 +208,6 @@ class Step:
     """True if nothing is left to do on the way to the outcome."""
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
-    status_vote: StatusVote | None = None
-    """The last all-reduce, which carries the vote, once it has been sent. Timelines call it "tail"."""
-    metered_bytes: float = 0.0
-    predicted_bytes: float = 0.0
-    inside_bytes: float = 0.0
-    """Sent within the node; all other bytes go between nodes."""
-    last_gradient_s: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
     """`computing_s` of all ranks; empty without a status vote."""
     compiled_before_s: float = field(default_factory=compiled_s)
@@ -247,21 +280,17 @@ class Step:
                 return error
         return None
 
-    def add_bucket(self, bucket: GradientBucket) -> None:
-        """Take in a gradient bucket, whose turn may come later."""
-        self.last_gradient_s = max(self.last_gradient_s, bucket.at_s)
-        self.in_turn.add(bucket)
-        self.turns.extend(self.in_turn.next_turns())
-
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
         """The times that this rank has measured, with parameters in the order of `specs`.
 
         A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
         """
         bucket_ready_s = {
-            entry.spec.name: each.at_s - self.started_s for each in self.in_turn for entry in each.entries
+            entry.spec.name: each.at_s - self.started_s
+            for each in self.come.in_turn
+            for entry in each.entries
         }
-        backward_s = self.last_gradient_s - self.started_s
+        backward_s = self.come.last_s - self.started_s
         known = {**bucket_ready_s, **watch.ready_s()}
         ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
         durations_s = tuple(round_.seconds for round_ in self.trace.rounds)
@@ -274,7 +303,7 @@ class Step:
     @property
     def computing_s(self) -> float:
         """Seconds from the end of the step before to the last gradient: all that this rank did by itself."""
-        return self.before_s + self.last_gradient_s - self.started_s
+        return self.before_s + self.come.last_s - self.started_s
 
     def exposed(self, took_s: float) -> float:
         """The share of the time since the step before in which this rank had nothing left to compute.
@@ -283,45 +312,6 @@ class Step:
         to the step; others wait for that rank, too.
         """
         return 1.0 - self.computing_s / max(self.before_s + took_s, 1e-12)
-
-    def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
-        """Count the parts of `units` that have come, a number for each unit; returns the units that are now
-        complete.
-        """
-        ready = []
-        for unit, more in units:
-            key = (unit.flat_buffer, unit.index)
-            self.missing[key] = self.missing.get(key, len(unit.parts)) - more
-            if self.missing[key] == 0:
-                ready.append(unit)
-        return ready
-
-    def place_of(self, route: Route, like: Tensor, factor: float) -> Tensor | None:
-        """The place into which an exchange may decode the mean of a unit, if that is one stretch of one
-        bucket.
-
-        Args:
-            route: of the unit.
-            like: has the type of the mean.
-            factor: the loss scale, if the mean must still be multiplied by it.
-        """
-        if len(route) != 1 or factor != 1.0:
-            return None
-        [(index, begin, size)] = route
-        place = self.in_turn.taken[index].buffer[begin : begin + size]
-        return place if place.dtype == like.dtype else None
-
-    def places(self, route: Route) -> list[Tensor]:
-        """The stretches of buckets in which the mean of a unit lands, in order."""
-        taken, found = self.in_turn.taken, []
-        for index, begin, size in route:
-            found.append(taken[index].buffer[begin : begin + size])
-        return found
-
-    def rest(self, route: Route) -> None:
-        """Let a unit rest: its mean is zero, and all of its gradient stays unsent."""
-        for place in self.places(route):
-            place.zero_()
 
     def land(self, route: Route, mean: Tensor, factor: float) -> None:
         """Write the mean of a unit to the buckets.
@@ -334,19 +324,12 @@ class Step:
         if factor != 1.0:
             mean *= factor
         done = 0
-        for place in self.places(route):
+        for place in self.come.places(route):
             place.copy_(mean[done : done + place.numel()])
             if torch.finfo(place.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
                 self.check_finite(place)
             done += place.numel()
-
-    def copy_back_early(self, route: Route) -> None:
-        """Copy a mean that lies in copies of buckets, along `route`, back to the model while others are still
-        to come.
-        """
-        for index, begin, size in route:
-            self.in_turn.taken[index].copy_back_early(begin, size)
 
     def fail(self, error: BaseException, where: str) -> None:
         """Keep the first error, with step, rank and place as a note."""
@@ -412,12 +395,12 @@ class Step:
             found.append(~torch.stack(flags).all())
         is_doubted = len(flags) != len(self._doubts)
         if is_doubted or not found:
-            found.append(torch.full((), is_doubted, device=self.device))
+            found.append(torch.full((), is_doubted, device=self.come.device))
         return _any(found)
 
     def all_doubted(self) -> Tensor:
         """Whether gradients or some means are not finite, without waiting: a bool of no dimension."""
-        return _any([self.doubted(), *[small.doubted() for small in self.small]])
+        return _any([self.doubted(), *[small.doubted() for small in self.flight.small]])
 
     def sound(self) -> bool:
         """Whether this rank's row calls its gradients finite; waits for a device if necessary."""
@@ -433,64 +416,20 @@ class Step:
         Args:
             votes: all ranks' rows.
         """
-        return votes.finite and self.is_finite() and all(small.is_finite() for small in self.small)
+        return votes.finite and self.is_finite() and all(small.is_finite() for small in self.flight.small)
 
     def is_stale(self) -> bool:
         """Whether the model's buffers have changed on this rank since they were packed."""
-        return any(each.is_stale(deferred=False) for each in self.carried)
+        return any(each.is_stale(deferred=False) for each in self.flight.carried)
 
     @property
     def committed(self) -> bool:
         """True if the step counts."""
         return self.outcome is Outcome.COMMITTED
 
-    def require_all_units(self, flat_buffers: Sequence[FlatBuffer]) -> None:
-        """Fail if a unit never became complete or a bucket never had its turn: it was not exchanged."""
-        complete = list(self.missing.values()).count(0)
-        if not self.in_turn.is_empty or complete != sum(
-            len(flat_buffer.units) for flat_buffer in flat_buffers
-        ):
-            error = GradwireError(
-                "the gradients of some parameters never arrived: which ones need gradients must not change "
-                "after wrapping and attaching the model"
-            )
-            self.fail(error, "end of the step")
-
-    def record(self, agreed: Collectives, comm: MeteredComm) -> None:
-        """Add the bytes of a decoded exchange: as metered, and as predicted.
-
-        For collectives whose size is negotiated at run time, the bytes actually sent count as both.
-        """
-        self.outstanding -= 1
-        self.fallible -= agreed.may_fail
-        planned = agreed.wire_bytes
-        metered = comm.wire_bytes if self.is_timed or planned is None else planned
-        self.metered_bytes += metered
-        self.predicted_bytes += metered if planned is None else planned
-
-    def record_small(self, small: SmallReduce) -> None:
-        """Add the bytes of small gradients: as metered, and as predicted."""
-        self.metered_bytes += small.comm.wire_bytes if self.is_timed else small.wire_bytes
-        self.predicted_bytes += small.wire_bytes
-
-    def take_small(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
-        """The small dense gradients of `names` that are still to be sent.
-
-        In layout order, whatever the buckets: a ring adds in an order that depends on the position.
-        """
-        if not names:
-            return []
-        here = [spec.name for spec in order if spec.name in names and spec.name in self.small_regions]
-        return [self.small_regions.pop(name) for name in here]
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes of the small dense gradients that have not been sent."""
-        return 4 * sum(region.numel() for region in self.small_regions.values())
-
     def receive_small(self) -> None:
         """Block until all small means are here. Damaged ones fail the step on all ranks."""
-        for small in self.small:
+        for small in self.flight.small:
             try:
                 small.wait()
             except DAMAGED as error:
@@ -499,37 +438,15 @@ class Step:
     def small_are_finite(self) -> bool:
         """True if all small means are finite, once they have come; the same on all ranks."""
         self.receive_small()
-        return all(small.is_finite() for small in self.small)
-
-    def receive_buffers(self, stale: bool) -> None:
-        """Block until rank 0's buffers are here. If any rank's are `stale`, they are not used."""
-        for each in self.carried:
-            each.wait()
-        self.stale = stale
-        if stale:
-            self.carried.clear()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the gradients."""
-        return next(iter(self.in_turn)).buffer.device
+        return all(small.is_finite() for small in self.flight.small)
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
         self.outcome, self.error, self.is_over = outcome, error, True
         if error is not None:
-            self.poison()
+            self.come.poison()
             if not hasattr(error, "__notes__"):
                 error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {self.recipe}")
-
-    def poison(self) -> None:
-        """Overwrite all means with NaN, as all ranks do, so that every GradScaler skips."""
-        for bucket in self.in_turn:
-            bucket.poison()
-
-    def poison_if(self, doubted: Tensor) -> None:
-        """Poison the means if `doubted`, a bool of no dimension, is true; the host does not read it."""
-        poison([bucket.buffer for bucket in self.in_turn], doubted)
 
 
 def _any(found: list[Tensor]) -> Tensor:
@@ -583,4 +500,4 @@ class DeferredStep(Step):
 
     def is_stale(self) -> bool:
         """As `Step.is_stale`, by the answer of the step before."""
-        return any(each.is_stale(deferred=True) for each in self.carried)
+        return any(each.is_stale(deferred=True) for each in self.flight.carried)

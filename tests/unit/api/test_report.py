@@ -45,8 +45,8 @@ def _on_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
     step = Step(0, plan, 10.0)
     step.outcome = Outcome.COMMITTED if committed else Outcome.NOT_FINITE
-    step.metered_bytes = step.predicted_bytes = metered_bytes
-    step.last_gradient_s = 10.5
+    step.sent.metered_bytes = step.sent.predicted_bytes = metered_bytes
+    step.come.last_s = 10.5
     return step
 
 

@@ -228,7 +228,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     takes = {"dense": 0.2, "local_every": 0.2}
 
     def lasted_s(step: Step) -> float:
-        return takes[_name(step.recipe)] * (1.1 if step.small[-1].comm.rank == 1 else 1.0)
+        return takes[_name(step.recipe)] * (1.1 if step.flight.small[-1].comm.rank == 1 else 1.0)
 
     def surveyed(facts: Facts, *_: object) -> Facts:
         numel = tuple(spec.numel for spec in specs())

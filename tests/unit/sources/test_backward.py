@@ -58,7 +58,7 @@ class ByName(Source):
 
     def step_ended(self, step: Step) -> None:
         self.calls.append(f"ended {step.committed}")
-        self.last_gradient_s = step.last_gradient_s
+        self.last_gradient_s = step.come.last_s
 
     def release(self) -> None:
         self.calls.append("release")

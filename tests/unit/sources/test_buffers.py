@@ -271,8 +271,8 @@ def test_in_a_step_they_go_first_and_change_no_mean(text: str) -> None:
         step = rig.step(gradients(comm.rank, 0))
         assert step.step.trace.rounds[0].verb == "broadcast"
         assert "buffers" in {span.unit for span in step.step.trace.spans if span.what == "wire"}
-        assert step.step.metered_bytes == step.step.predicted_bytes == alone.step.metered_bytes
-        [carried] = step.step.carried
+        assert step.step.sent.metered_bytes == step.step.sent.predicted_bytes == alone.step.sent.metered_bytes
+        [carried] = step.step.flight.carried
         carried.land()
         return alone.flat(), step.flat(), _bits(buffers)
 
@@ -287,7 +287,7 @@ def test_what_is_stale_on_any_rank_lands_nowhere() -> None:
         carried.look(buffers[comm.rank :], HostDevice()) if comm.rank == 1 else None
         rig = Rig(comm, "topk(ratio=0.1)", buffers=lambda: carried)
         step = rig.step(gradients(comm.rank, 0)).step
-        return step.committed and step.stale and not step.carried
+        return step.committed and step.flight.stale and not step.flight.carried
 
     assert run_ranks(3, rank) == 3 * [True]
 
@@ -298,7 +298,7 @@ def test_a_step_that_is_not_finite_brings_them_nevertheless() -> None:
         rig = Rig(comm, "topk(ratio=0.1)", buffers=lambda: carried)
         grads["last.weight"][0] = torch.nan if comm.rank == 1 else 0.0
         step = rig.step(grads).step
-        return step.committed, step.carried == [carried]
+        return step.committed, step.flight.carried == [carried]
 
     assert run_ranks(3, rank) == 3 * [(False, True)]
 

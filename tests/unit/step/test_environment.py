@@ -28,7 +28,7 @@ def test_the_status_vote_travels_over_the_control_comm_and_gradients_do_not(text
             assert outcome.step.committed
             assert outcome.mean.keys() == expected.mean.keys()
             assert all(torch.equal(outcome.mean[name], expected.mean[name]) for name in expected.mean)
-            assert outcome.step.metered_bytes == outcome.step.predicted_bytes
+            assert outcome.step.sent.metered_bytes == outcome.step.sent.predicted_bytes
             assert len(data.rounds) > before
         assert [each.verb for each in control.rounds] == ["all_reduce"] * STEPS
         assert all(each.numel % comm.world == 0 for each in control.rounds)

@@ -136,7 +136,7 @@ def test_a_plan_number_is_exact_in_float32_and_sees_every_part() -> None:
 def test_a_tail_goes_direct_from_three_ranks_on_by_a_tree_among_many_and_counts_its_bytes() -> None:
     def rank(comm: Comm) -> tuple[str, float, float]:
         step = Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0)).step
-        return step.trace.rounds[-1].verb, step.metered_bytes, step.predicted_bytes
+        return step.trace.rounds[-1].verb, step.sent.metered_bytes, step.sent.predicted_bytes
 
     ways = ((2, "all_reduce"), (3, "all_reduce/direct"), (DIRECT_WORLD + 1, "all_reduce/tree"))
     for world, verb in ways:
@@ -150,14 +150,14 @@ def test_many_small_gradients_do_not_travel_with_the_status_vote() -> None:
         return Rig(comm, "topk(ratio=0.1)", tuning=tuning).step(gradients(comm.rank, 0))
 
     together = run_ranks(3, rank)
-    assert [len(each.step.small) for each in together] == [1] * 3
+    assert [len(each.step.flight.small) for each in together] == [1] * 3
     less = Tuning(riding_bytes=4 * (59 + 1 + 61) - 1)
     apart, row = run_ranks(3, lambda comm: rank(comm, less)), HEADER + 4 + TOLD  # 4 of the link
     for one, other in zip(together, apart, strict=True):
-        many, votes = other.step.small
+        many, votes = other.step.flight.small
         assert (many.buffer.numel(), votes.buffer.numel()) == (59 + 1 + 61, 3 * row)
         assert torch.equal(one.flat(), other.flat())
-        assert other.step.metered_bytes == other.step.predicted_bytes == one.step.metered_bytes
+        assert other.step.sent.metered_bytes == other.step.sent.predicted_bytes == one.step.sent.metered_bytes
 
 
 @pytest.mark.parametrize(("elements", "way"), [(1500, "direct"), (1600, "library")])
@@ -171,9 +171,9 @@ def test_up_to_six_kilobytes_of_small_gradients_go_direct_among_four_ranks_as_is
         step = rig.step(
             {name: torch.ones(torch.Size(of).numel()) for name, of in shapes.items()}, [tuple(shapes)]
         ).step
-        assert step.metered_bytes == step.predicted_bytes
+        assert step.sent.metered_bytes == step.sent.predicted_bytes
         foreseen = main_buffer(rig.reducer.layout, rig.reducer.specs, ()).small(comm.world)
-        return [each.algorithm for each in step.small], foreseen.algorithm
+        return [each.algorithm for each in step.flight.small], foreseen.algorithm
 
     assert run_ranks(4, rank) == 4 * [([way, "direct"], way)]
 

@@ -30,8 +30,8 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
             [ParameterSpec(name, (size,), torch.float32, size) for name, size in bucket.items()]
         )
         buffers.append(torch.zeros(sum(bucket.values())))
-        step.add_bucket(GradientBucket(buffers[-1], entries, len(buffers) - 1))
-    assert len(step.turns) == len(buckets)
+        step.come.add(GradientBucket(buffers[-1], entries, len(buffers) - 1))
+    assert len(step.come.turns) == len(buckets)
     return step, buffers
 
 
@@ -53,8 +53,8 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 ) -> None:
     (unit,) = _flat_buffer(2, 3).units
     step, buffers = _step(*buckets)
-    route, mean = route_of(unit, step.in_turn.taken), torch.arange(1.0, 6.0)
-    place = step.place_of(route, torch.zeros(5), factor)
+    route, mean = route_of(unit, step.come.in_turn.taken), torch.arange(1.0, 6.0)
+    place = step.come.place_of(route, torch.zeros(5), factor)
     if place is None:
         step.land(route, mean, factor)
     else:
@@ -68,7 +68,7 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 def test_a_unit_within_one_bucket_needs_no_copy() -> None:
     (unit,) = _flat_buffer(2, 3).units
     step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
-    place = step.place_of(route_of(unit, step.in_turn.taken), torch.zeros(5), 1.0)
+    place = step.come.place_of(route_of(unit, step.come.in_turn.taken), torch.zeros(5), 1.0)
     assert place is not None
     assert place.data_ptr() == buffer[4:].data_ptr()
 
@@ -76,8 +76,8 @@ def test_a_unit_within_one_bucket_needs_no_copy() -> None:
 def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
     flat_buffer = _flat_buffer(2, 3)
     step, _ = _step({"p0": 2, "p1": 3})
-    assert step.completed([(flat_buffer.units[0], 1)]) == []
-    assert step.completed([(flat_buffer.units[0], 1)]) == list(flat_buffer.units)
+    assert step.come.completed([(flat_buffer.units[0], 1)]) == []
+    assert step.come.completed([(flat_buffer.units[0], 1)]) == list(flat_buffer.units)
 
 
 def test_the_first_failure_is_kept_with_its_context() -> None:

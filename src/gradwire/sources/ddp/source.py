@@ -320,7 +320,7 @@ class DDPBuckets(Source):
         """Note whether the buffers have come, and which futures are due."""
         self._due, self._futures = self._futures, []
         for buffers in self._carried:
-            buffers.arrived(bool(step.carried) and step.error is None, step.stale)
+            buffers.arrived(bool(step.flight.carried) and step.error is None, step.flight.stale)
 
     def release(self) -> None:
         """Set every future, also after an error: a finished rank under `join()` waits for nothing else."""

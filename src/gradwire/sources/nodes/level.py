@@ -232,7 +232,7 @@ class NodeReducer:
             # Half of a mean must not pass for a gradient.
             for bucket in now.in_turn:
                 bucket.poison()
-        step.inside_bytes = now.inside.wire_bytes
+        step.sent.inside_bytes = now.inside.wire_bytes
         deliver(step)
 
     def _gather_undamaged(self, now: _Pass) -> None:
