@@ -251,7 +251,7 @@ def carried(
                 flat = transports
                 transports = _on_nodes(nodes, table, flat, where, source.lending) if adds_up else flat
                 if transports is flat and flat.carrier is not None:
-                    flat.carrier.shares_links = True
+                    flat.carrier.share_links()
         if transports.carrier is not None and transports.cpu is not None:
             source.links = connect_more(transports.carrier, transports.cpu, source.lending, source.links)
     return _assemble(asked, chosen, source, using, transports, begins_dense=begins_dense)

@@ -85,4 +85,6 @@ def _announce_ahead(
     last = -1
     if not lending.LENDS_NEW:
         last = int(gathered(everyone, torch.tensor([ahead.ReceiveSeries.last], device="cpu")).max())
-    carrier.series = everyone.series = ahead.ReceiveSeries.after(last)
+    series = ahead.ReceiveSeries.after(last)
+    carrier.announce(series)
+    everyone.announce(series)

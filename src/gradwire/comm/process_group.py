@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -150,6 +150,27 @@ class _InStream(Unannounced):
             raise TransportError(f"a collective failed: {error}") from error
 
 
+def _in_stream(issue: Callable[[Tensor, Tensor], Any]) -> Way:
+    """The way of what c10d's `issue` puts into a stream."""
+
+    def issued(tensor: Tensor, out: Tensor) -> Pending:
+        try:
+            return _InStream(issue(tensor, out))
+        except RuntimeError as error:
+            raise TransportError(f"a collective could not be issued: {error}") from error
+
+    return issued
+
+
+def _stays(_tensor: Tensor, _out: Tensor) -> Pending:
+    return DONE
+
+
+def _copies(tensor: Tensor, out: Tensor) -> Pending:
+    out.view(-1).copy_(tensor.view(-1))
+    return DONE
+
+
 SWAP_BYTES = 4 * 2**20
 """Size up to which two ranks on gloo swap and add instead of running a ring of two. The bytes are the same
 and the messages fewer. A swap takes a quarter of the CPU time at 800 kB and below, and the same from about
@@ -173,6 +194,13 @@ saturate its link while other links idle."""
 
 Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
+
+
+Way: TypeAlias = Callable[[Tensor, Tensor], Pending]
+"""Issues rounds that are alike: takes the tensor that is handed in, and the one for what comes."""
+
+_MOST_WAYS = 1024
+"""Rounds of sizes that never come again must not fill memory."""
 
 
 class _Collectives:
@@ -207,10 +235,10 @@ class ProcessGroupComm(PointToPointComm):
         self.world: int = group.size()
         self._peers = [rank for rank in range(self.world) if rank != self.rank]
         self.series: ahead.ReceiveSeries | None = None
-        """Receives announced ahead, or `None`. Set it on all ranks between the same collectives."""
-        self.shares_links = False
-        """True if ranks share a node's link. All-gathers then cross it once, in a ring, instead of from each
-        rank to each. Set it on all ranks alike."""
+        """Receives announced ahead, or `None`."""
+        self._shares_links = False
+        self._ways: dict[tuple[Round, int, bool], Way] = {}
+        """How rounds are issued, by round, bytes, and whether they are on the CPU."""
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
         _has_comms.set()
@@ -241,47 +269,72 @@ class ProcessGroupComm(PointToPointComm):
         """
         self.groups = (self.group, *more)
         self.connections = len(self.groups)
+        self._ways.clear()
 
     def expect(self, byte_s: float) -> None:
         """Adapt to a link of `byte_s` seconds per byte; call it on all ranks between the same collectives."""
         self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
+        self._ways.clear()
+
+    def announce(self, series: ahead.ReceiveSeries | None) -> None:
+        """Announce receives ahead, if there is a series; call it on all ranks between the same
+        collectives."""
+        self.series = series
+        self._ways.clear()
+
+    def share_links(self) -> None:
+        """Ranks share a node's link: all-gathers cross it once, in a ring, instead of from each rank to each.
+        Call it on all ranks."""
+        self._shares_links = True
+        self._ways.clear()
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Issue a round: by the library, as point-to-point messages if these are faster, or by hops of our
-        own. For tensors of a device the library is called without `torch.distributed` in between.
+        own. Rounds that are alike go the same way, which is chosen once.
+        """
+        key = round_, tensor.nbytes, tensor.is_cpu
+        way = self._ways.get(key)
+        if way is None:
+            if len(self._ways) >= _MOST_WAYS:
+                self._ways.clear()
+            way = self._ways[key] = self._way(*key)
+        return way(tensor, out)
 
-        A single rank copies its own data; its group need not exist any more.
+    def _way(self, round_: Round, nbytes: int, is_cpu: bool) -> Way:
+        """The way of a round with a tensor of `nbytes`, on the CPU or on a device.
+
+        For tensors of a device the library is called without `torch.distributed` in between. A single rank
+        copies its own data; its group need not exist any more.
         """
         if self.world == 1:
-            if round_.verb not in ("all_reduce", "broadcast"):
-                out.view(-1).copy_(tensor.view(-1))
-            return DONE
-        if not tensor.is_cpu and round_.algorithm == "library" and (bound := self._bound) is not None:
-            try:
-                match round_.verb:
-                    case "all_reduce":
-                        return _InStream(bound.all_reduce([tensor], bound.reducing))
-                    case "all_gather":
-                        return _InStream(bound.all_gather(out.view(-1), tensor, bound.gathering))
-                    case "all_to_all":
-                        return _InStream(bound.all_to_all(out, tensor, [], [], bound.exchanging))
-            except RuntimeError as error:
-                raise TransportError(f"a collective could not be issued: {error}") from error
+            return _stays if round_.verb in ("all_reduce", "broadcast") else _copies
+        if not is_cpu and round_.algorithm == "library" and (bound := self._bound) is not None:
+            match round_.verb:
+                case "all_reduce":
+                    return _in_stream(lambda tensor, _out: bound.all_reduce([tensor], bound.reducing))
+                case "all_gather":
+                    return _in_stream(
+                        lambda tensor, out: bound.all_gather(out.view(-1), tensor, bound.gathering)
+                    )
+                case "all_to_all":
+                    return _in_stream(
+                        lambda tensor, out: bound.all_to_all(out, tensor, [], [], bound.exchanging)
+                    )
         match round_.verb:
-            case "all_reduce" if round_.algorithm == "direct" and tensor.is_cpu:
-                return self._direct(tensor)
+            case "all_reduce" if round_.algorithm == "direct" and is_cpu:
+                return self._direct(nbytes)
             case "all_reduce" | "broadcast" if round_.algorithm != "library":
-                return self.hop(collective_of(round_, tensor))
+                return lambda tensor, _out: self.hop(collective_of(round_, tensor))
             case "all_reduce":
-                return self._all_reduce(tensor)
+                return self._all_reduce(nbytes, is_cpu)
             case "broadcast":
-                return self._work(dist.broadcast, tensor, group_src=round_.src)
+                return lambda tensor, _out: self._work(dist.broadcast, tensor, group_src=round_.src)
             case "all_gather":
-                return self._all_gather(out, tensor)
+                return self._all_gather(nbytes, is_cpu)
             case "all_to_all":
-                return self._all_to_all(out, tensor)
+                return self._all_to_all(nbytes, is_cpu)
             case "shift":
-                return self._shift(out, tensor, round_.by)
+                return partial(self._shift, *self._neighbours(round_.by))
 
     def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
         try:
@@ -296,93 +349,106 @@ class ProcessGroupComm(PointToPointComm):
             return DONE
         return self._beside().issue(partial(collective, GroupPeers(self.groups, self.series)))
 
-    def _all_reduce(self, tensor: Tensor) -> Pending:
-        """Sum `tensor` in place: by a swap with the only peer, by gradwire's own hops in gloo's order, or by
-        the library.
+    def _all_reduce(self, nbytes: int, is_cpu: bool) -> Way:
+        """Sum in place: by a swap with the only peer, by gradwire's own hops in gloo's order, or by the
+        library.
 
         Two addends commute, so a swap gives the same bits as a ring.
         """
-        if self._swaps(tensor) and tensor.nbytes <= SWAP_BYTES:
-            return self._direct(tensor)
-        if self._is_striped(tensor, tensor.nbytes // self.world) or (
-            self.series is not None and tensor.is_cpu
-        ):
-            return self.hop(partial(gloo_all_reduce, tensor))
-        return self._work(dist.all_reduce, tensor)
+        if self.world == 2 and is_cpu and nbytes <= SWAP_BYTES:
+            return self._direct(nbytes)
+        if is_cpu and (self._is_striped(nbytes // self.world) or self.series is not None):
+            return lambda tensor, _out: self.hop(partial(gloo_all_reduce, tensor))
+        return lambda tensor, _out: self._work(dist.all_reduce, tensor)
 
-    def _direct(self, tensor: Tensor) -> Pending:
+    def _direct(self, nbytes: int) -> Way:
         """Exchange tensors among all ranks; the waiting thread adds them.
 
         In rank order, so that all ranks get the same bits, even if several have a NaN.
         """
-        others = tensor.new_empty(self.world - 1, tensor.numel())
-        swap = self._swap(others, tensor)
-        return Finishing(swap, partial(add_by_rank, tensor.view(-1), others, self.rank))
+        swap = self._swap(nbytes)
 
-    def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
-        striped = self._is_striped(tensor, tensor.nbytes)
-        announced = self.series is not None and tensor.is_cpu
-        if not (striped or announced or self._swaps(tensor)):
-            return self._work(_all_gather_flat, out.view(-1), tensor)
-        out[self.rank].copy_(tensor)
-        if self.world == 2:
-            return self._swap(out[1 - self.rank], tensor)
-        if announced and not self.shares_links:  # as many bytes as a ring, and one latency
+        def direct(tensor: Tensor, _out: Tensor) -> Pending:
+            others = tensor.new_empty(self.world - 1, tensor.numel())
+            come = swap(tensor.view(-1), others)
+            return Finishing(come, partial(add_by_rank, tensor.view(-1), others, self.rank))
+
+        return direct
+
+    def _all_gather(self, nbytes: int, is_cpu: bool) -> Way:
+        announced = self.series is not None and is_cpu
+        swaps = self.world == 2 and is_cpu
+        if not (swaps or announced or (is_cpu and self._is_striped(nbytes))):
+            return lambda tensor, out: self._work(_all_gather_flat, out.view(-1), tensor)
+        if swaps:
+            send, other = self._swap(nbytes), 1 - self.rank
+            issued: Way = lambda tensor, out: send(tensor.view(-1), out[other])  # noqa: E731
+        elif announced and not self._shares_links:  # as many bytes as a ring, and one latency
             neighbours = [self._neighbours(by) for by in range(1, self.world)]
-            return self._messages(
+            issued = lambda tensor, out: self._messages(  # noqa: E731
                 [(out[source].view(-1), source) for _target, source in neighbours],
                 [(tensor.view(-1), target) for target, _source in neighbours],
             )
-        return self.hop(partial(ring_all_gather, out))
+        else:
+            issued = lambda _tensor, out: self.hop(partial(ring_all_gather, out))  # noqa: E731
 
-    def _is_striped(self, tensor: Tensor, message_bytes: int) -> bool:
-        """True if messages of `tensor` with this many bytes take several connections."""
-        return self.connections > 1 and tensor.is_cpu and message_bytes >= 2 * STRIPE_BYTES
+        def gather(tensor: Tensor, out: Tensor) -> Pending:
+            out[self.rank].copy_(tensor)
+            return issued(tensor, out)
 
-    def _swaps(self, tensor: Tensor) -> bool:
-        return self.world == 2 and tensor.device.type == "cpu"
+        return gather
 
-    def _swap(self, received: Tensor, sent: Tensor) -> Pending:
-        """Send `sent` to every peer and receive as much from each, in one message each way.
+    def _is_striped(self, message_bytes: int) -> bool:
+        """True if messages of the CPU with this many bytes take several connections."""
+        return self.connections > 1 and message_bytes >= 2 * STRIPE_BYTES
 
-        Rows of `received` are those of the peers, by rank.
+    def _swap(self, nbytes: int) -> Way:
+        """Send a flat tensor to every peer and receive as much from each, in one message each way.
+
+        Rows of what is received are those of the peers, by rank.
         """
-        flat, peers = sent.view(-1), self._peers
-        if flat.nbytes > self._short_bytes or self.series is not None:
-            rows = received.view(len(peers), -1)
-            return self._messages(list(zip(rows, peers, strict=True)), [(flat, rank) for rank in peers])
-        splits = [flat.numel()] * self.world
-        splits[self.rank] = 0
-        copies = flat if len(peers) == 1 else flat.repeat(len(peers))
-        return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
+        peers, rank, world = self._peers, self.rank, self.world
+        if nbytes > self._short_bytes or self.series is not None:
+            return lambda sent, received: self._messages(
+                list(zip(received.view(len(peers), -1), peers, strict=True)), [(sent, rank) for rank in peers]
+            )
+
+        def swap(sent: Tensor, received: Tensor) -> Pending:
+            splits = [sent.numel()] * world
+            splits[rank] = 0
+            copies = sent if world == 2 else sent.repeat(world - 1)
+            return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
+
+        return swap
 
     def _beside(self) -> Progress:
         """The helper thread, which waits where gloo does not call back."""
         self._progress = self._progress or Progress()
         return self._progress
 
-    def _all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        is_short = tensor.nbytes <= self.world * self._short_bytes and self.series is None
-        if tensor.device.type != "cpu" or is_short:
-            return self._work(dist.all_to_all_single, out, tensor)
-        rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
-        received[self.rank].copy_(rows[self.rank])
-        step, others = self.connections * PIECE_BYTES // tensor.element_size(), range(1, self.world)
-        pieces = [slice(start, start + step) for start in range(0, rows.shape[1], step)]
-        neighbours = [self._neighbours(by) for by in others]
-        return self._messages(
-            [(received[source, here], source) for here in pieces for _target, source in neighbours],
-            [(rows[target, here], target) for here in pieces for target, _source in neighbours],
-        )
+    def _all_to_all(self, nbytes: int, is_cpu: bool) -> Way:
+        if not is_cpu or (nbytes <= self.world * self._short_bytes and self.series is None):
+            return lambda tensor, out: self._work(dist.all_to_all_single, out, tensor)
+        neighbours = [self._neighbours(by) for by in range(1, self.world)]
 
-    def _shift(self, out: Tensor, tensor: Tensor, by: int) -> Pending:
-        """Send `tensor` to rank + `by`, and receive `out` from rank - `by`. A shift onto oneself is a copy.
+        def exchange(tensor: Tensor, out: Tensor) -> Pending:
+            rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
+            received[self.rank].copy_(rows[self.rank])
+            step = self.connections * PIECE_BYTES // tensor.element_size()
+            pieces = [slice(start, start + step) for start in range(0, rows.shape[1], step)]
+            return self._messages(
+                [(received[source, here], source) for here in pieces for _target, source in neighbours],
+                [(rows[target, here], target) for here in pieces for target, _source in neighbours],
+            )
+
+        return exchange
+
+    def _shift(self, target: int, source: int, tensor: Tensor, out: Tensor) -> Pending:
+        """Send `tensor` to rank `target`, and receive `out` from `source`. A shift onto oneself is a copy.
         gloo's messages have no future, so none announces its end.
         """
-        target, source = self._neighbours(by)
         if target == self.rank:
-            out.copy_(tensor)
-            return DONE
+            return _copies(tensor, out)
         return Unannounced(WorkPending(self._under_way([(out, source)], [(tensor, target)]), self.group))
 
     def _neighbours(self, by: int) -> tuple[int, int]:
