@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -93,12 +93,12 @@ class Round:
     least: int = field(default=0, compare=False)
     tells: int = field(default=0, compare=False)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The verb, with the algorithm if it is one of our own: "all_reduce", "all_reduce/tree"."""
         return self.verb if self.algorithm == "library" else f"{self.verb}/{self.algorithm}"
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
         """Bytes that one rank hands in."""
         return self.numel * self.dtype.itemsize

@@ -38,6 +38,10 @@ class _Callback:
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function
+        with _callbacks_lock:
+            while _callbacks and _callbacks[0]() is None:
+                _callbacks.popleft()
+            _callbacks.append(weakref.ref(self))
 
     def __call__(self, _future: object) -> None:
         function, self._function = self._function, None
@@ -51,15 +55,6 @@ _LET_GO_S = 0.1
 _has_comms = threading.Event()
 _callbacks: deque[weakref.ref[_Callback]] = deque()
 _callbacks_lock = threading.Lock()
-
-
-def _callback(function: Callable[[], None]) -> _Callback:
-    callback = _Callback(function)
-    with _callbacks_lock:
-        while _callbacks and _callbacks[0]() is None:
-            _callbacks.popleft()
-        _callbacks.append(weakref.ref(callback))
-    return callback
 
 
 def _let_callbacks_end() -> None:
@@ -133,7 +128,7 @@ class WorkPending:
         """Call back when the work has ended; not for messages, which have no future."""
         [work] = self._works
         # Not `then`: its future would keep the callback's result.
-        work.get_future().add_done_callback(_callback(callback))
+        work.get_future().add_done_callback(_Callback(callback))
 
 
 class _InStream(Unannounced):
@@ -253,6 +248,7 @@ class ProcessGroupComm(PointToPointComm):
 
     def close(self) -> None:
         """End the helper thread, if there is one. The caller has waited for all of its rounds."""
+        self._ways.clear()  # they refer to this object
         if self._progress is not None:
             self._progress.stop()
 

@@ -219,9 +219,9 @@ class Backward:
         and install the recipe that follows.
         """
         fates = self.roll_back_unused()
-        unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
-        if unheard and self.reducer.broken is None:
+        if (self._broke_off or self._unheard) and self.reducer.broken is None:
+            unheard = ", ".join(filter(None, (self._broke_off, self._unheard)))
             # Schedules and random numbers go by steps: ranks that count differently must not exchange.
             self._broke_off = self._unheard = ""
             self.calls.begin(unheard, self.reducer.step)
