@@ -1036,7 +1036,6 @@ def detached(**options: Any) -> dict[str, Any]:
         "stock": difference(stock, {name: each / world for name, each in total([9]).items()}),
         "refused": _refusal(wire.flush),
         "again": again.report().recipe,
-        "unknown": _refusal(wire.diagnose),
     }
 
 

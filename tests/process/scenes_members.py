@@ -164,32 +164,6 @@ def losses_that_rise() -> list[str]:
     return [sign for _step, sign in wire.report().health]
 
 
-def refused() -> list[str]:
-    """The things that members cannot be asked for together."""
-    members, model = gradwire.members.fixed(dist.group.WORLD, address="127.0.0.1"), perceptron()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    wire = gradwire.outer(model, optimizer, "int4", every=EVERY, members=members)
-    calls: list[Callable[[], Any]] = [
-        lambda: wire.switch("int8"),
-        wire.state_dict,
-        wire.mean_state_dict,
-        lambda: wire.load_state_dict({}),
-        lambda: wire.load("nowhere"),
-        wire.diagnose,
-        lambda: setattr(wire, "watching", True),
-        wire.join,
-        wire.exact,
-    ]
-    told = []
-    for call in calls:
-        try:
-            call()
-        except ValueError as error:
-            told.append(str(error).partition(" ")[0])
-    wire.watching = False
-    return told
-
-
 RECIPES = ("diloco", "int4", "sparseloco", "powersgd(rank=2)", "topk(ratio=0.1)")
 SCENES: dict[str, Callable[[], Any]] = {
     f"{recipe}, {delay}": partial(plain, recipe, delay) for recipe in RECIPES for delay in (0, 2)
@@ -209,6 +183,5 @@ ALSO: dict[str, Callable[[], Any]] = {
     "hardly ever": partial(paced, 1e9),
     "as often as can be": partial(paced, 1e-9),
     "losses": losses_that_rise,
-    "refused": refused,
 }
 SCENES |= ALSO

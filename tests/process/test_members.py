@@ -64,11 +64,3 @@ def test_rounds_by_time_come_after_as_many_steps_as_fit(world: Scenes) -> None:
 def test_losses_that_rise_are_compared_with_those_before_the_roster_changed(world: Scenes) -> None:
     for signs in value(world, "losses"):
         assert signs == ["the loss has risen from 1 to 2"]
-
-
-def test_what_other_members_cannot_know_of_is_refused(world: Scenes) -> None:
-    for told in value(world, "refused"):
-        assert told == [
-            *("switch()", "state_dict()", "mean_state_dict()", "load_state_dict()", "load()", "diagnose()"),
-            *("watching", "join()", "exact()"),
-        ]

@@ -25,7 +25,7 @@ from gradwire.comm.algorithms import (
     ring_all_gather,
     stripes,
 )
-from gradwire.comm.base import DONE, Finishing, Pending, Round, Unannounced
+from gradwire.comm.base import DONE, Finishing, Pending, Round, Unannounced, Verb
 from gradwire.comm.progress import STOP_S, Progress
 from gradwire.errors import TransportError
 
@@ -134,8 +134,12 @@ class WorkPending:
 class _InStream(Unannounced):
     """c10d's work on tensors of a device: waiting for it makes a stream wait."""
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
+    def __init__(self, issue: Callable[..., Any], *arguments: object) -> None:
+        """Issue it. Raises `TransportError`."""
+        try:
+            self._work = issue(*arguments)
+        except RuntimeError as error:
+            raise TransportError(f"a collective could not be issued: {error}") from error
 
     def wait(self) -> None:
         """Let work in the current stream come after the collective. Raises `TransportError`."""
@@ -143,18 +147,6 @@ class _InStream(Unannounced):
             self._work.wait()
         except RuntimeError as error:
             raise TransportError(f"a collective failed: {error}") from error
-
-
-def _in_stream(issue: Callable[[Tensor, Tensor], Any]) -> Way:
-    """The way of what c10d's `issue` puts into a stream."""
-
-    def issued(tensor: Tensor, out: Tensor) -> Pending:
-        try:
-            return _InStream(issue(tensor, out))
-        except RuntimeError as error:
-            raise TransportError(f"a collective could not be issued: {error}") from error
-
-    return issued
 
 
 def _stays(_tensor: Tensor, _out: Tensor) -> Pending:
@@ -198,23 +190,27 @@ _MOST_WAYS = 1024
 """Rounds of sizes that never come again must not fill memory."""
 
 
-class _Collectives:
-    """The collectives of a group as c10d has them, with their options, looked up once.
+def _collectives(group: Any) -> dict[Verb, Way]:
+    """Ways of collectives in a stream, as c10d has them, with their options, looked up once.
 
     Functions of `torch.distributed` look up the group, check types and make options in each call. The options
     are those that they make for `async_op=True`. torch 2.13 renamed two of the methods.
     """
-
-    def __init__(self, group: Any) -> None:
-        self.all_reduce = group.allreduce
-        self.all_gather = getattr(group, "all_gather_single", None) or group._allgather_base
-        self.all_to_all = getattr(group, "all_to_all_single", None) or group.alltoall_base
-        options: Any = c10d
-        self.reducing, self.gathering = options.AllreduceOptions(), options.AllgatherOptions()
-        self.exchanging = options.AllToAllOptions()
-        self.reducing.reduceOp = dist.ReduceOp.SUM
-        for each in (self.reducing, self.gathering, self.exchanging):
-            each.asyncOp = True
+    reduce = group.allreduce
+    gather = getattr(group, "all_gather_single", None) or group._allgather_base
+    exchange = getattr(group, "all_to_all_single", None) or group.alltoall_base
+    options: Any = c10d
+    reducing, gathering, exchanging = (
+        options.AllreduceOptions(), options.AllgatherOptions(), options.AllToAllOptions()
+    )  # fmt: skip
+    reducing.reduceOp = dist.ReduceOp.SUM
+    for each in (reducing, gathering, exchanging):
+        each.asyncOp = True
+    return {
+        "all_reduce": lambda tensor, _out: _InStream(reduce, [tensor], reducing),
+        "all_gather": lambda tensor, out: _InStream(gather, out.view(-1), tensor, gathering),
+        "all_to_all": lambda tensor, out: _InStream(exchange, out, tensor, [], [], exchanging),
+    }
 
 
 class ProcessGroupComm(PointToPointComm):
@@ -239,12 +235,12 @@ class ProcessGroupComm(PointToPointComm):
         _has_comms.set()
 
     @cached_property
-    def _bound(self) -> _Collectives | None:
-        """`None` with a version of torch that has other names."""
+    def _bound(self) -> dict[Verb, Way]:
+        """Empty with a version of torch that has other names."""
         try:
-            return _Collectives(self.group)
+            return _collectives(self.group)
         except AttributeError:
-            return None
+            return {}
 
     def close(self) -> None:
         """End the helper thread, if there is one. The caller has waited for all of its rounds."""
@@ -304,18 +300,8 @@ class ProcessGroupComm(PointToPointComm):
         """
         if self.world == 1:
             return _stays if round_.verb in ("all_reduce", "broadcast") else _copies
-        if not is_cpu and round_.algorithm == "library" and (bound := self._bound) is not None:
-            match round_.verb:
-                case "all_reduce":
-                    return _in_stream(lambda tensor, _out: bound.all_reduce([tensor], bound.reducing))
-                case "all_gather":
-                    return _in_stream(
-                        lambda tensor, out: bound.all_gather(out.view(-1), tensor, bound.gathering)
-                    )
-                case "all_to_all":
-                    return _in_stream(
-                        lambda tensor, out: bound.all_to_all(out, tensor, [], [], bound.exchanging)
-                    )
+        if not is_cpu and round_.algorithm == "library" and round_.verb in self._bound:
+            return self._bound[round_.verb]
         match round_.verb:
             case "all_reduce" if round_.algorithm == "direct" and is_cpu:
                 return self._direct(nbytes)
