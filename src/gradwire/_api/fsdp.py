@@ -389,7 +389,7 @@ _NOT_KNOWN = (
 
 
 class TrafficRanks(Ranks):
-    """What the ranks of one mesh do together, of FSDP2's own traffic."""
+    """Calls that the ranks of one mesh make together, about FSDP2's own traffic."""
 
     def __init__(
         self,

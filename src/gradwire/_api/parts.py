@@ -164,7 +164,7 @@ class Watch:
 
 
 class Ranks(ABC):
-    """What a fixed set of ranks does together."""
+    """Calls that a fixed set of ranks makes together."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class Gradients(Protocol):
 
 
 class OwnGradients:
-    """What is unsent, added to gradients that the user's optimizer is about to use."""
+    """Adds what is unsent to gradients that the user's optimizer is about to use."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached

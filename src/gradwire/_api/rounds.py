@@ -59,7 +59,7 @@ _NO_GRADIENTS = lacking(
 
 
 class RoundsOfRanks(OwnRanks):
-    """What a fixed set of replicas does together."""
+    """Calls that a fixed set of replicas makes together."""
 
     def __init__(self, attached: Attached, local: LocalSteps) -> None:
         super().__init__(attached)

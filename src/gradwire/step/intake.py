@@ -1,4 +1,4 @@
-"""What has come of a step's gradients, and where their means land."""
+"""The gradients of a step that have come, and where their means land."""
 
 from __future__ import annotations
 

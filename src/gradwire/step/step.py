@@ -113,7 +113,7 @@ class InFlight:
 
 @dataclass
 class Flight:
-    """What is in flight of a step: exchanges, small gradients, and the model's buffers."""
+    """Exchanges, small gradients and the model's buffers that are in flight in a step."""
 
     received: deque[InFlight] = field(default_factory=deque)
     """Exchanges whose last collective has ended, for the reducer to decode."""
@@ -190,11 +190,11 @@ class Step:
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
     come: Intake = field(default_factory=Intake)
-    """What has come of its gradients."""
+    """Its gradients that have come."""
     flight: Flight = field(default_factory=Flight)
-    """What is in flight."""
+    """Exchanges and more that are in flight."""
     sent: Sent = field(default_factory=Sent)
-    """What was sent."""
+    """The bytes that it has sent."""
     scaled: Sequence[Scaled] = ()
     """The way of the loss scale through each flat buffer."""
     idle: list[tuple[FlatBuffer, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
