@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
@@ -410,7 +411,7 @@ class TrafficRanks(Ranks):
                 traffic, control, saved, missing, mean=mean or not state.fits(traffic, saved)
             ),
         )
-        super().__init__(of, lambda: state.save_mean(traffic, control), self.together)
+        super().__init__(of, partial(state.save_mean, traffic, control))
 
     def begin(self, call: str) -> None:
         if not self._is_attached:
@@ -418,7 +419,7 @@ class TrafficRanks(Ranks):
         self._calls.require_between_steps(call)
         self._calls.begin(call, self.traffic.made)
 
-    def together(self, call: str, function: Callable[[], T]) -> T:
+    def _together(self, call: str, function: Callable[[], T]) -> T:
         self.begin(call)
         return function()
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -166,14 +167,12 @@ class Watch:
 class Ranks(ABC):
     """Calls that a fixed set of ranks makes together."""
 
-    def __init__(
-        self,
-        of: file_set.Stateful,
-        save_mean: Callable[[], State],
-        together: Callable[[str, Callable[[], Any]], Any],
-    ) -> None:
-        """`together` runs a function once all ranks are in the call that it names."""
-        self._of, self._save_mean, self._together = of, save_mean, together
+    def __init__(self, of: file_set.Stateful, save_mean: Callable[[], State]) -> None:
+        self._of, self._save_mean = of, save_mean
+
+    @abstractmethod
+    def _together(self, call: str, function: Callable[[], T]) -> T:
+        """Run a function once all ranks are in the call."""
 
     def state_dict(self, kind: str) -> dict[str, Any]:
         if kind != "rank":
@@ -193,8 +192,7 @@ class Ranks(ABC):
         self._loaded(f"load_state_dict(missing={missing!r})", load)
 
     def save(self, folder: str | os.PathLike[str]) -> int:
-        step: int = self._together("save()", lambda: file_set.save(self._of, Path(folder)))
-        return step
+        return self._together("save()", lambda: file_set.save(self._of, Path(folder)))
 
     def load(self, folder: str | os.PathLike[str], missing: Missing) -> int | None:
         def load() -> int | None:
@@ -204,8 +202,7 @@ class Ranks(ABC):
 
     def _loaded(self, call: str, load: Callable[[], T]) -> T:
         """Run `load` as a call of all ranks."""
-        loaded: T = self._together(call, load)
-        return loaded
+        return self._together(call, load)
 
     @abstractmethod
     def switch(self, recipe: str | Recipe | Composition) -> None: ...
@@ -220,8 +217,10 @@ class OwnRanks(Ranks):
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
         self._backward, self._reducer = attached.backward, attached.reducer
-        of, together = file_set.of_reducer(self._reducer), self._backward.together
-        super().__init__(of, lambda: state.save_mean(self._reducer), together)
+        super().__init__(file_set.of_reducer(self._reducer), partial(state.save_mean, self._reducer))
+
+    def _together(self, call: str, function: Callable[[], T]) -> T:
+        return self._backward.together(call, function)
 
     def state_dict(self, kind: str) -> dict[str, Any]:
         if kind not in ("rank", "mean"):

@@ -149,11 +149,11 @@ class _InStream(Unannounced):
             raise TransportError(f"a collective failed: {error}") from error
 
 
-def _stays(_tensor: Tensor, _out: Tensor) -> Pending:
+def _stays(_comm: object, _tensor: Tensor, _out: Tensor) -> Pending:
     return DONE
 
 
-def _copies(tensor: Tensor, out: Tensor) -> Pending:
+def _copies(_comm: object, tensor: Tensor, out: Tensor) -> Pending:
     out.view(-1).copy_(tensor.view(-1))
     return DONE
 
@@ -183,8 +183,9 @@ Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
 
 
-Way: TypeAlias = Callable[[Tensor, Tensor], Pending]
-"""Issues rounds that are alike: takes the tensor that is handed in, and the one for what comes."""
+Way: TypeAlias = "Callable[[ProcessGroupComm, Tensor, Tensor], Pending]"
+"""Issues rounds that are alike: takes the comm, the tensor that is handed in, and the one for what comes. The
+comm keeps it, so it must not refer to the comm: that would live until garbage is collected."""
 
 _MOST_WAYS = 1024
 """Rounds of sizes that never come again must not fill memory."""
@@ -207,9 +208,9 @@ def _collectives(group: Any) -> dict[Verb, Way]:
     for each in (reducing, gathering, exchanging):
         each.asyncOp = True
     return {
-        "all_reduce": lambda tensor, _out: _InStream(reduce, [tensor], reducing),
-        "all_gather": lambda tensor, out: _InStream(gather, out.view(-1), tensor, gathering),
-        "all_to_all": lambda tensor, out: _InStream(exchange, out, tensor, [], [], exchanging),
+        "all_reduce": lambda _comm, tensor, _out: _InStream(reduce, [tensor], reducing),
+        "all_gather": lambda _comm, tensor, out: _InStream(gather, out.view(-1), tensor, gathering),
+        "all_to_all": lambda _comm, tensor, out: _InStream(exchange, out, tensor, [], [], exchanging),
     }
 
 
@@ -244,7 +245,6 @@ class ProcessGroupComm(PointToPointComm):
 
     def close(self) -> None:
         """End the helper thread, if there is one. The caller has waited for all of its rounds."""
-        self._ways.clear()  # they refer to this object
         if self._progress is not None:
             self._progress.stop()
 
@@ -290,7 +290,7 @@ class ProcessGroupComm(PointToPointComm):
             if len(self._ways) >= _MOST_WAYS:
                 self._ways.clear()
             way = self._ways[key] = self._way(*key)
-        return way(tensor, out)
+        return way(self, tensor, out)
 
     def _way(self, round_: Round, nbytes: int, is_cpu: bool) -> Way:
         """The way of a round with a tensor of `nbytes`, on the CPU or on a device.
@@ -306,17 +306,20 @@ class ProcessGroupComm(PointToPointComm):
             case "all_reduce" if round_.algorithm == "direct" and is_cpu:
                 return self._direct(nbytes)
             case "all_reduce" | "broadcast" if round_.algorithm != "library":
-                return lambda tensor, _out: self.hop(collective_of(round_, tensor))
+                return lambda comm, tensor, _out: comm.hop(collective_of(round_, tensor))
             case "all_reduce":
                 return self._all_reduce(nbytes, is_cpu)
             case "broadcast":
-                return lambda tensor, _out: self._work(dist.broadcast, tensor, group_src=round_.src)
+                return lambda comm, tensor, _out: comm._work(dist.broadcast, tensor, group_src=round_.src)
             case "all_gather":
                 return self._all_gather(nbytes, is_cpu)
             case "all_to_all":
                 return self._all_to_all(nbytes, is_cpu)
             case "shift":
-                return partial(self._shift, *self._neighbours(round_.by))
+                target, source = self._neighbours(round_.by)
+                if target == self.rank:  # a copy
+                    return _copies
+                return lambda comm, tensor, out: comm._shift(target, source, tensor, out)
 
     def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
         try:
@@ -340,8 +343,8 @@ class ProcessGroupComm(PointToPointComm):
         if self.world == 2 and is_cpu and nbytes <= SWAP_BYTES:
             return self._direct(nbytes)
         if is_cpu and (self._is_striped(nbytes // self.world) or self.series is not None):
-            return lambda tensor, _out: self.hop(partial(gloo_all_reduce, tensor))
-        return lambda tensor, _out: self._work(dist.all_reduce, tensor)
+            return lambda comm, tensor, _out: comm.hop(partial(gloo_all_reduce, tensor))
+        return lambda comm, tensor, _out: comm._work(dist.all_reduce, tensor)
 
     def _direct(self, nbytes: int) -> Way:
         """Exchange tensors among all ranks; the waiting thread adds them.
@@ -350,35 +353,40 @@ class ProcessGroupComm(PointToPointComm):
         """
         swap = self._swap(nbytes)
 
-        def direct(tensor: Tensor, _out: Tensor) -> Pending:
-            others = tensor.new_empty(self.world - 1, tensor.numel())
-            come = swap(tensor.view(-1), others)
-            return Finishing(come, partial(add_by_rank, tensor.view(-1), others, self.rank))
+        def direct(comm: ProcessGroupComm, tensor: Tensor, _out: Tensor) -> Pending:
+            others = tensor.new_empty(comm.world - 1, tensor.numel())
+            come = swap(comm, tensor.view(-1), others)
+            return Finishing(come, partial(add_by_rank, tensor.view(-1), others, comm.rank))
 
         return direct
 
     def _all_gather(self, nbytes: int, is_cpu: bool) -> Way:
-        announced = self.series is not None and is_cpu
-        swaps = self.world == 2 and is_cpu
-        if not (swaps or announced or (is_cpu and self._is_striped(nbytes))):
-            return lambda tensor, out: self._work(_all_gather_flat, out.view(-1), tensor)
-        if swaps:
-            send, other = self._swap(nbytes), 1 - self.rank
-            issued: Way = lambda tensor, out: send(tensor.view(-1), out[other])  # noqa: E731
-        elif announced and not self._shares_links:  # as many bytes as a ring, and one latency
-            neighbours = [self._neighbours(by) for by in range(1, self.world)]
-            issued = lambda tensor, out: self._messages(  # noqa: E731
-                [(out[source].view(-1), source) for _target, source in neighbours],
-                [(tensor.view(-1), target) for target, _source in neighbours],
-            )
-        else:
-            issued = lambda _tensor, out: self.hop(partial(ring_all_gather, out))  # noqa: E731
+        if self.world == 2 and is_cpu:
+            swap, peer = self._swap(nbytes), 1 - self.rank
 
-        def gather(tensor: Tensor, out: Tensor) -> Pending:
-            out[self.rank].copy_(tensor)
-            return issued(tensor, out)
+            def gather(comm: ProcessGroupComm, tensor: Tensor, out: Tensor) -> Pending:
+                out[comm.rank].copy_(tensor)
+                return swap(comm, tensor.view(-1), out[peer])
 
-        return gather
+            return gather
+        if is_cpu and self.series is not None and not self._shares_links:
+            return ProcessGroupComm._gather_in_messages
+        if is_cpu and (self.series is not None or self._is_striped(nbytes)):
+            return ProcessGroupComm._gather_in_a_ring
+        return lambda comm, tensor, out: comm._work(_all_gather_flat, out.view(-1), tensor)
+
+    def _gather_in_messages(self, tensor: Tensor, out: Tensor) -> Pending:
+        """As many bytes as a ring, and one latency."""
+        out[self.rank].copy_(tensor)
+        neighbours = [self._neighbours(by) for by in range(1, self.world)]
+        return self._messages(
+            [(out[source].view(-1), source) for _target, source in neighbours],
+            [(tensor.view(-1), target) for target, _source in neighbours],
+        )
+
+    def _gather_in_a_ring(self, tensor: Tensor, out: Tensor) -> Pending:
+        out[self.rank].copy_(tensor)
+        return self.hop(partial(ring_all_gather, out))
 
     def _is_striped(self, message_bytes: int) -> bool:
         """True if messages of the CPU with this many bytes take several connections."""
@@ -389,19 +397,18 @@ class ProcessGroupComm(PointToPointComm):
 
         Rows of what is received are those of the peers, by rank.
         """
-        peers, rank, world = self._peers, self.rank, self.world
-        if nbytes > self._short_bytes or self.series is not None:
-            return lambda sent, received: self._messages(
-                list(zip(received.view(len(peers), -1), peers, strict=True)), [(sent, rank) for rank in peers]
-            )
+        is_short = nbytes <= self._short_bytes and self.series is None
+        return ProcessGroupComm._short_swap if is_short else ProcessGroupComm._long_swap
 
-        def swap(sent: Tensor, received: Tensor) -> Pending:
-            splits = [sent.numel()] * world
-            splits[rank] = 0
-            copies = sent if world == 2 else sent.repeat(world - 1)
-            return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
+    def _long_swap(self, sent: Tensor, received: Tensor) -> Pending:
+        rows, peers = received.view(self.world - 1, -1), self._peers
+        return self._messages(list(zip(rows, peers, strict=True)), [(sent, rank) for rank in peers])
 
-        return swap
+    def _short_swap(self, sent: Tensor, received: Tensor) -> Pending:
+        splits = [sent.numel()] * self.world
+        splits[self.rank] = 0
+        copies = sent if self.world == 2 else sent.repeat(self.world - 1)
+        return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
 
     def _beside(self) -> Progress:
         """The helper thread, which waits where gloo does not call back."""
@@ -410,27 +417,24 @@ class ProcessGroupComm(PointToPointComm):
 
     def _all_to_all(self, nbytes: int, is_cpu: bool) -> Way:
         if not is_cpu or (nbytes <= self.world * self._short_bytes and self.series is None):
-            return lambda tensor, out: self._work(dist.all_to_all_single, out, tensor)
-        neighbours = [self._neighbours(by) for by in range(1, self.world)]
+            return lambda comm, tensor, out: comm._work(dist.all_to_all_single, out, tensor)
+        return ProcessGroupComm._exchange_pieces
 
-        def exchange(tensor: Tensor, out: Tensor) -> Pending:
-            rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
-            received[self.rank].copy_(rows[self.rank])
-            step = self.connections * PIECE_BYTES // tensor.element_size()
-            pieces = [slice(start, start + step) for start in range(0, rows.shape[1], step)]
-            return self._messages(
-                [(received[source, here], source) for here in pieces for _target, source in neighbours],
-                [(rows[target, here], target) for here in pieces for target, _source in neighbours],
-            )
-
-        return exchange
+    def _exchange_pieces(self, tensor: Tensor, out: Tensor) -> Pending:
+        rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
+        received[self.rank].copy_(rows[self.rank])
+        step, others = self.connections * PIECE_BYTES // tensor.element_size(), range(1, self.world)
+        pieces = [slice(start, start + step) for start in range(0, rows.shape[1], step)]
+        neighbours = [self._neighbours(by) for by in others]
+        return self._messages(
+            [(received[source, here], source) for here in pieces for _target, source in neighbours],
+            [(rows[target, here], target) for here in pieces for target, _source in neighbours],
+        )
 
     def _shift(self, target: int, source: int, tensor: Tensor, out: Tensor) -> Pending:
-        """Send `tensor` to rank `target`, and receive `out` from `source`. A shift onto oneself is a copy.
-        gloo's messages have no future, so none announces its end.
+        """Send `tensor` to rank `target`, and receive `out` from `source`. gloo's messages have no future, so
+        none announces its end.
         """
-        if target == self.rank:
-            return _copies(tensor, out)
         return Unannounced(WorkPending(self._under_way([(out, source)], [(tensor, target)]), self.group))
 
     def _neighbours(self, by: int) -> tuple[int, int]:

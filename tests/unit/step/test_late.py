@@ -100,7 +100,7 @@ def test_the_table_may_travel_over_a_comm_of_its_own() -> None:
         assert bad.outcome is Outcome.DEFERRED
         rig.reducer.commit_deferred()
         assert bad.outcome is Outcome.NOT_FINITE
-        assert good.metered_bytes == good.predicted_bytes
+        assert good.sent.metered_bytes == good.sent.predicted_bytes
         assert rig.reducer.step == 1
         return [each.numel for each in control.rounds]
 
