@@ -7,12 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,19 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.agreement.agree import checksum
-from gradwire.members.steps import MovingSteps
 from gradwire.step.optimizers import local
+from tests.process.store_sites import broken
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
 
 EVERY = 3
-
-
-@contextmanager
-def broken() -> Iterator[None]:
-    """A process without memory for an exchange."""
-    with patch.object(MovingSteps, "_pack", side_effect=MemoryError("no memory")):
-        yield
 
 
 def trained(
