@@ -76,7 +76,7 @@ def test_rounds_snapshots_and_a_newcomer(endpoint: str) -> None:
     for round_ in range(4):
         a.held = {str(round_)}
         send(seat, a)
-        land(seat, a, *settle(seat, a.digest()))
+        land(seat, a, *settle(seat))
         write_snapshot(seat, seat.round, a.give())
     late = learner("b")
     assert enter(store, "b", {}, late, Rules()).round == 4

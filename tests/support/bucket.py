@@ -395,7 +395,7 @@ class Play:
             if draw.random() < 0.3:  # with a delay
                 process.pause(1.0)
                 replica.learn(f"{process.id}.{round_}.late")
-            seal, offers = settle(seat, replica.digest())
+            seal, offers = settle(seat)
             patiently(seat, partial(land, seat, replica, seal, offers))
             with suppress(StoreError):  # others do it
                 if announce_snapshot(seat, seal):

@@ -103,7 +103,7 @@ def test_a_run_is_shown_in_lines_and_as_a_page(tmp_path: Path) -> None:
     seat = enter(store, "site-a", {}, replica, Rules(at_least=1))
     replica.held = {"one"}
     send(seat, replica)
-    land(seat, replica, *settle(seat, replica.digest()))
+    land(seat, replica, *settle(seat))
     seat.loss = 0.25
     seat.beat()
     store.put(member_key("<b>", 0), Beat("", 1, 0).as_bytes())
@@ -127,7 +127,7 @@ def test_a_watch_reads_no_offer(tmp_path: Path) -> None:
     seat = enter(store, "site-a", {}, replica, Rules(at_least=1))
     replica.held = {"one"}
     send(seat, replica)
-    land(seat, replica, *settle(seat, replica.digest()))
+    land(seat, replica, *settle(seat))
     [(key, size)] = store.sizes("offers").items()
     get = store.get
     store.get = lambda key: read.append(key) or get(key)  # type: ignore[method-assign,func-returns-value]

@@ -148,7 +148,7 @@ def entered(
 
 def take_round(seat: Seat, replica: Learner) -> Seal:
     assert send(seat, replica)
-    seal, offers = settle(seat, replica.digest())
+    seal, offers = settle(seat)
     land(seat, replica, seal, offers)
     return seal
 
@@ -186,7 +186,7 @@ def test_an_offer_that_was_not_sealed_goes_along_with_the_next() -> None:
     other.offered = "offers/00000000/b-000000"  # it came after the seal
     assert send(other, b)
     assert (b.shared, b.held) == ({"one"}, {"two"})
-    land(other, b, *settle(other, b.digest()))
+    land(other, b, *settle(other))
     assert b.shared == {"one", "two"}
     assert not b.held
     assert not other.lost
@@ -235,7 +235,7 @@ def test_of_two_with_one_name_the_older_one_ends_with_a_sentence() -> None:
     entered(store, "a", twin)
     assert send(seat, a)
     with pytest.raises(GradwireError, match="another process has taken the name 'a'"):
-        settle(seat, a.digest())
+        settle(seat)
 
 
 def test_a_whole_job_goes_on_from_the_bucket_alone() -> None:
@@ -281,7 +281,7 @@ def test_one_writes_a_snapshot_for_all_and_another_one_if_it_dies() -> None:
         for name in names:
             assert send(seats[name], replicas[name])
         for name in names:
-            seal, offers = settle(seats[name], replicas[name].digest())
+            seal, offers = settle(seats[name])
             land(seats[name], replicas[name], seal, offers)
         return announce_snapshot(seats[names[0]], seal)
 
@@ -421,7 +421,7 @@ def test_a_wait_without_enough_members_ends_with_what_is_missing() -> None:
     seat = entered(store, "a", a, Rules(at_least=2, wait_s=50.0))
     assert send(seat, a)
     with pytest.raises(TransportError, match="1 of at least 2 offers are there"):
-        settle(seat, a.digest())
+        settle(seat)
 
 
 def test_where_parameters_differ_and_none_are_those_of_most_all_begin_anew_from_the_snapshot() -> None:
@@ -435,7 +435,7 @@ def test_where_parameters_differ_and_none_are_those_of_most_all_begin_anew_from_
         """A round of both. What each lands comes to it before the next one."""
         assert [send(seats[name], each) for name, each in replicas.items()] == [True, True]
         for name, each in replicas.items():
-            seal, offers = settle(seats[name], each.digest())
+            seal, offers = settle(seats[name])
             land(seats[name], each, seal, offers)
         return seal
 
@@ -470,13 +470,13 @@ def test_where_parameters_come_out_otherwise_each_time_all_raise_in_words() -> N
         assert [send(seats[name], each) for name, each in replicas.items()] == [True, True]
         for name, each in replicas.items():
             if round_ < 2:
-                land(seats[name], each, *settle(seats[name], each.digest()))
+                land(seats[name], each, *settle(seats[name]))
                 catch_up(seats[name], each)
             else:
                 with pytest.raises(
                     GradwireError, match="before round 2 the shared parameters come out otherwise"
                 ):
-                    settle(seats[name], each.digest())
+                    settle(seats[name])
 
 
 @pytest.mark.rest
@@ -517,8 +517,8 @@ def test_one_that_strayed_seals_nothing_and_is_not_named() -> None:
         replica.held = {f"of {name}"}
         assert send(seats[name], replica)
     with pytest.raises(TransportError, match="was not sealed in 5 s"):
-        settle(seats["c"], replicas["c"].digest())
-    assert settle(seats["a"], replicas["a"].digest())[0].names == ("a", "b")
+        settle(seats["c"])
+    assert settle(seats["a"])[0].names == ("a", "b")
 
 
 def test_damaged_offers_are_not_named_in_a_seal() -> None:
@@ -541,7 +541,7 @@ def test_what_is_no_offer_is_read_once() -> None:
     get = store.get
     store.get = lambda key: [read.append(key), get(key)][1]  # type: ignore[method-assign,func-returns-value]
     with pytest.raises(TransportError, match="was not sealed in 20 s"):
-        settle(seat, a.digest())
+        settle(seat)
     assert [key for key in read if key in wrong] == list(wrong)
 
 
@@ -552,9 +552,9 @@ def test_all_add_up_the_bytes_that_were_sealed_also_who_has_offered_others() -> 
         assert send(seats[name], replica)
     stored = Offer(0, replicas["a"].digest(), 1.0, json.dumps(["a flipped bit"]).encode())
     store.put(seats["a"].offered, stored.as_bytes())
-    seal, offers = settle(seats["b"], replicas["b"].digest())
+    seal, offers = settle(seats["b"])
     assert seal.names == ("a", "b")
-    assert settle(seats["a"], replicas["a"].digest()) == (seal, offers)
+    assert settle(seats["a"]) == (seal, offers)
 
 
 # -- stores

@@ -303,7 +303,7 @@ class StoredMembership:
             if send(seat, self._ranks):
                 fits = partial(_has_size, source.payload_bytes(seat.round))
                 goes_on = partial(_is_unset, self._stops)
-                self._settling = begin(partial(settle, seat, self._ranks.digest(), goes_on, fits))
+                self._settling = begin(partial(settle, seat, goes_on, fits))
                 if source.delay:
                     self._ranks.land_at(source.attempts.count + source.delay)
                 else:

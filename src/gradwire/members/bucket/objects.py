@@ -66,6 +66,14 @@ class Objects(Protocol):
 def created(objects: Objects, key: str, data: bytes) -> bool:
     """Create an object whose bytes no one else would write. Returns whether it is there with these bytes.
 
+    Raises as `held_after` does.
+    """
+    return held_after(objects, key, data) == data
+
+
+def held_after(objects: Objects, key: str, data: bytes) -> bytes:
+    """Create an object unless there is one. Returns the bytes of the one that is there then.
+
     If an answer is lost, the object is read back: its bytes tell whose it is.
 
     Raises `StoreError` if there is still no answer after some attempts.
@@ -74,7 +82,7 @@ def created(objects: Objects, key: str, data: bytes) -> bool:
     for _ in range(TRIES):
         try:
             if objects.create(key, data):
-                return True
+                return data
             found = objects.get(key)
         except StoreError as error:
             last = error
@@ -83,7 +91,7 @@ def created(objects: Objects, key: str, data: bytes) -> bool:
             except StoreError:
                 found = None
         if found is not None:
-            return found == data
+            return found
         objects.pause(PAUSE_S)
     raise last or StoreError(f"{key} can neither be created nor read")
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from gradwire.errors import GradwireError, TransportError, WireError
-from gradwire.members.bucket.objects import Objects, StoreError, created
+from gradwire.members.bucket.objects import Objects, StoreError, created, held_after
 from gradwire.members.bucket.records import (
     MEMBERS,
     OFFERS,
@@ -521,7 +521,6 @@ def _offers(seat: Seat, replica: Replica) -> bool:
 
 def settle(
     seat: Seat,
-    theta: str,
     goes_on: Callable[[], bool] = lambda: True,
     fits: Callable[[Offer], bool] = lambda _offer: True,
 ) -> tuple[Seal, list[Offer] | None]:
@@ -530,7 +529,6 @@ def settle(
 
     Args:
         seat: of this process, which has made an offer.
-        theta: digest of the shared parameters.
         goes_on: False ends the wait with an error.
         fits: whether an offer can be decoded here. Others are not named.
 
@@ -540,29 +538,28 @@ def settle(
     younger process has this name.
     """
     objects, rules, began_s, look_s = seat.objects, seat.rules, seat.objects.now_s(), LOOK_S
-    known: dict[str, tuple[Offer, Counted] | None] = {}  # none of them changes, also what is no offer
-    if seat.content:
-        own = Offer.of(seat.content)
-        known[seat.offered] = own, Counted(seat.offered, digest_of(seat.content), own.weight)
-    problem = ""
+    own, problem = Offer.of(seat.content), ""
+    known: dict[str, tuple[Offer, Counted] | None] = {  # none of them changes, also what is no offer
+        seat.offered: (own, Counted(seat.offered, digest_of(seat.content), own.weight))
+    }
     while goes_on():
         try:
-            data = objects.get(seal_key(seat.round))
-            if data is not None:
-                seal = Seal.of(data)
+            sealed = objects.get(seal_key(seat.round))
+            if sealed is None:
+                offered = _one_per_name(objects.list(offers_of(seat.round)))
+                is_late = objects.now_s() - began_s > rules.patience_s
+                awaited = _awaited(seat, set(offered))
+                for key in offered.values():  # as they come, while others are waited for
+                    if key not in known and (data := objects.get(key)) is not None:
+                        known[key] = _checked(seat.round, key, data, fits)
+                if len(offered) >= rules.at_least and (is_late or not awaited):
+                    found = [each for key in offered.values() if (each := known.get(key)) is not None]
+                    mine = _seal(seat, own.theta, found)
+                    if mine is not None:
+                        sealed = held_after(objects, seal_key(seat.round), mine.as_bytes())
+            if sealed is not None:
+                seal = Seal.of(sealed)
                 return seal, _read(objects, seal, known)
-            offered = _one_per_name(objects.list(offers_of(seat.round)))
-            is_late = objects.now_s() - began_s > rules.patience_s
-            awaited = _awaited(seat, set(offered))
-            for key in offered.values():  # as they come, while others are waited for
-                if key not in known and (data := objects.get(key)) is not None:
-                    known[key] = _checked(seat.round, key, data, fits)
-            if len(offered) >= rules.at_least and (is_late or not awaited):
-                found = [each for key in offered.values() if (each := known.get(key)) is not None]
-                seal_ = _seal(seat, theta, found)
-                if seal_ is not None:
-                    created(objects, seal_key(seat.round), seal_.as_bytes())
-                    continue  # and read whose it is
             problem = f"{len(offered)} of at least {rules.at_least} offers are there" + (
                 f", and {', '.join(sorted(awaited))} is awaited" if awaited else ""
             )
