@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -49,16 +54,74 @@ def test_what_opens_no_store_is_said_before_anything_is_done() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "code", "advice"),
+    [
+        (404, "NoSuchBucket", "create it, or mend its name in the URL"),
+        (403, "AccessDenied", "the rights to read, write, list and delete below the URL"),
+        (
+            403,
+            "InvalidAccessKeyId",
+            "not accepted, or have expired: .* obstore reads them from the environment",
+        ),
+        (403, "SignatureDoesNotMatch", "the credentials are not accepted"),
+        (400, "ExpiredToken", "the credentials are not accepted, or have expired"),
+        (403, "RequestTimeTooSkewed", "the clock of this machine is wrong, .*: set the clock"),
+        (400, "AuthorizationHeaderMalformed", "in another region: set AWS_REGION"),
+        (301, "PermanentRedirect", "in another region: set AWS_REGION"),
+        (403, "QuotaExceeded", "the disk is full: make room"),
+    ],
+)
+def test_refusals_of_a_server_say_what_to_do(
+    status: int, code: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with refusing(status, code) as url, monkeypatch.context() as patched:
+        for key, value in (
+            *(("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "us-east-1")),
+            *(("AWS_ENDPOINT_URL", url), ("AWS_ALLOW_HTTP", "true")),
+        ):
+            patched.setenv(key, value)
+        done = RUN.invoke(app, ["members", "check", "s3://bucket/run"])
+    assert done.exit_code == 1
+    assert re.search(f"gradwire: s3://bucket/run: cannot write: .*{advice}", done.output)
+    assert status == 301 or f"{code}: its message" in done.output
+
+
+@contextmanager
+def refusing(status: int, code: str) -> Iterator[str]:
+    """The URL of a server that answers each request with this error, as S3 does."""
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+            head = '<?xml version="1.0" encoding="UTF-8"?>\n'
+            self.wfile.write(
+                f"{head}<Error><Code>{code}</Code><Message>its message</Message></Error>".encode()
+            )
+
+        do_POST = do_PUT
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
+
+
+@pytest.mark.parametrize(
     ("text", "advice"),
     [
-        (
-            "Generic S3 error: NoSuchBucket: The specified bucket does not exist",
-            "create it, or mend its name",
-        ),
-        ("status 403 Forbidden: AccessDenied", "the rights to read, write, list and delete"),
-        ("InvalidAccessKeyId", "obstore reads them from the environment"),
         ("No space left on device (os error 28)", "the disk is full"),
         ("error sending request for url (http://10.0.0.1:9000/)", "AWS_ENDPOINT_URL"),
+        (
+            "Error performing PUT http://10.0.0.1:9000/x in 22 µs - HTTP error: builder error",
+            "AWS_ALLOW_HTTP",
+        ),
     ],
 )
 def test_errors_of_stores_say_what_to_do(text: str, advice: str) -> None:

@@ -670,8 +670,9 @@ def test_a_folder_creates_once_lists_and_deletes(tmp_path: Path) -> None:
 
 def test_a_url_that_is_no_store_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    with pytest.raises(ValueError, match="opens no store: write a folder, or a URL such as s3"):
-        Bucket("ftp://host/run")
+    for url in ("ftp://host/run", "s3:/bucket/run", "s3:bucket/run"):
+        with pytest.raises(ValueError, match="opens no store: write a folder, or a URL such as s3"):
+            Bucket(url)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be made a folder"):
         Bucket(str(tmp_path / "file" / "run"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Barrier, Thread
 from typing import Any
 
-from gradwire.members.bucket.objects import Objects, created
+from gradwire.members.bucket.objects import Objects, StoreError, created
 from gradwire.members.bucket.records import random_text
 
 RACES, RACERS = 5, 4
@@ -39,8 +40,11 @@ def findings(objects: Objects) -> Iterator[Finding]:
 
     try:
         yield from _tried(objects, folder, key)
-    finally:
-        objects.delete(keys)
+    except BaseException:
+        with suppress(StoreError):  # what has failed first is what is said
+            objects.delete(keys)
+        raise
+    objects.delete(keys)
     left = objects.list(folder)
     yield Finding("deletes", not left, f"{len(keys)} objects, of which {len(left)} are still listed")
 

@@ -116,6 +116,9 @@ def check_size(url: str, size: int) -> None:
         )
 
 
+_NO_STORE = "{!r} opens no store: write a folder, or a URL such as s3://bucket/run, gs://bucket/run or az://container/run"
+
+
 class Bucket:
     """`Objects` under a URL, or in a folder."""
 
@@ -132,6 +135,8 @@ class Bucket:
             from obstore.store import LocalStore, from_url
         except ImportError as error:
             raise ImportError(f"gradwire.members.store needs obstore: {EXTRA.format('store')}") from error
+        if re.match(r"\w{2,}:(?!//)", url):
+            raise ValueError(_NO_STORE.format(url))
         self.url, self._engine = url, obstore
         self._store: Any
         try:
@@ -150,12 +155,9 @@ class Bucket:
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(f"{url} cannot be made a folder: {error}") from error
+            raise StoreError(f"{url} cannot be made a folder: {_advice(str(error), url)}") from error
         except Exception as error:  # of several types
-            raise ValueError(
-                f"{url!r} opens no store: write a folder, or a URL such as s3://bucket/run, gs://bucket/run "
-                f"or az://container/run ({_first_line(error)})"
-            ) from error
+            raise ValueError(f"{_NO_STORE.format(url)} ({_first_line(error)})") from error
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Objects.create`."""
@@ -232,22 +234,20 @@ class Bucket:
 
 
 def _advice(text: str, url: str) -> str:
-    """Advice about an error of the store at `url`, by its text, and its first line."""
+    """Advice about an error of the store at `url`, by its text, and what the store has said."""
     # Names of folders and keys may hold each of the signs, and digits.
     plain = re.sub(r"</?|>", " ", text).replace(url, " ")
     told = re.sub(r"\S*/\S*", " ", plain).casefold()
     status = re.search(r"\bstatus\b\D{0,10}(\d{3})\b", told)
     told += f" <{status[1]}>" if status is not None else ""
     known = {
-        ("no space left", "quotaexceeded", "disk quota"): "the disk is full: make room, or point to another "
-        "one; the run goes on from what is there",
-        ("read-only file system",): "the file system is read only: write to another folder",
         (
-            "accessdenied",
-            "<403>",
-            "forbidden",
-            "permission denied",
-        ): "no right to do that: give this account the rights to read, write, list and delete below the URL",
+            "no space left",
+            "quotaexceeded",
+            "disk quota",
+            "storagefull",
+        ): "the disk is full: make room, or point to another one; the run goes on from what is there",
+        ("read-only file system",): "the file system is read only: write to another folder",
     }
     if not is_folder(url):
         told += " <no credentials>" if any(each in text for each in METADATA) else ""
@@ -258,19 +258,34 @@ def _advice(text: str, url: str) -> str:
                 "containernotfound",
             ): "there is no such bucket: create it, or mend its name in the URL",
             (
+                "requesttimetooskewed",
+            ): "the clock of this machine is wrong, and the store takes no request that "
+            "was signed at another time: set the clock",
+            (
                 "<401>",
                 "unauthorized",
                 "unauthenticated",
+                "authenticationfailed",
                 "invalidaccesskeyid",
                 "signaturedoesnotmatch",
-            ): "the "
-            "credentials are not accepted: gradwire passes none, obstore reads them from the environment "
-            "(AWS_ACCESS_KEY_ID and so on)",
+                "expiredtoken",
+            ): "the credentials are not accepted, or have expired: gradwire passes none, obstore reads them "
+            "from the environment (AWS_ACCESS_KEY_ID and so on)",
+            (
+                "incorrectly configured region",
+                "authorizationheadermalformed",
+            ): "the bucket is in another region: set AWS_REGION to that",
             ("<no credentials>", "missing credential"): "no credentials were found: set them in the "
             "environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            ("builder error",): "the endpoint has no TLS: write https://, or set AWS_ALLOW_HTTP=true",
             ("connection refused", "dns error", "error sending request", "timed out"): "it does not answer: "
             "look at the endpoint (AWS_ENDPOINT_URL for R2 and MinIO) and the network",
         }
+    known[
+        ("accessdenied", "<403>", "forbidden", "permission denied")
+    ] = (  # stores say so of other things, too
+        "no right to do that: give this account the rights to read, write, list and delete below the URL"
+    )
     for signs, advice in known.items():
         if any(sign in told for sign in signs):
             return f"{advice} ({_first_line(text)})"
@@ -283,4 +298,8 @@ def is_folder(url: str) -> bool:
 
 
 def _first_line(error: object) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    """The first line of an error, in which code and message take the place of a store's XML."""
+    text = str(error).strip()
+    line, has_xml, _rest = text.partition("\n")[0].partition("<?xml")
+    told = re.findall(r"<(?:Code|Message)>(.*?)</", text)[:2] if has_xml else []
+    return (line + ": ".join(told))[:500]
