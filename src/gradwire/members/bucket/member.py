@@ -23,6 +23,7 @@ from gradwire.members.bucket.objects import PIECE, Objects, StoreError
 from gradwire.members.bucket.records import Offer, Seal
 from gradwire.members.bucket.rounds import (
     LONGEST_LOOK_S,
+    NO_MORE,
     Rules,
     Seat,
     announce_snapshot,
@@ -288,9 +289,20 @@ class StoredMembership:
         """Take part in a round that is due. Raises the errors that `optimizer.step()` is to raise."""
         self._pace()
         try:
-            self._ranks.run(self._take_round)
+            self._run(self._take_round)
         finally:
             self._ended_s = now_s()
+
+    def _run(self, rounds: Callable[[], object]) -> None:
+        """`AllRanks.run`. A site that has failed lives, but the others do not wait for it until it offers
+        again: its program may have caught the error, and do something else.
+        """
+        try:
+            self._ranks.run(rounds)
+        except BaseException:
+            if self._seat is not None:
+                self._seat.passes = NO_MORE
+            raise
 
     def _take_round(self) -> None:
         seat, source = self.seat, self._source
@@ -340,7 +352,7 @@ class StoredMembership:
 
         Raises `TransportError` after `Rules.wait_s`.
         """
-        self._ranks.run(self._land)
+        self._run(self._land)
 
     def _land(self) -> None:
         assert self._settling is not None, "sent before"

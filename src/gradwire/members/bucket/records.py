@@ -74,7 +74,7 @@ class Beat(_Record):
     reads: int = -1
     """Round of the snapshot from which it catches up; below 0 if it reads none."""
     passes: int = -1
-    """Last round to which it offers nothing."""
+    """Last round to which it offers nothing; after all rounds if it has failed."""
     writes: int = -1
     """Round of the snapshot that it writes for all; below 0 if it writes none."""
     step: int = 0

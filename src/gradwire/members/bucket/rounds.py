@@ -60,6 +60,8 @@ LEAST_DEAD_S = 5.0
 """Nothing stands on less: stores tell times in seconds, and requests take some."""
 LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """First and longest pause between two looks for a seal."""
+NO_MORE = 10**8
+"""After all rounds, which have eight digits in keys."""
 SHOWN = 80
 """Characters that are shown of a setting that differs."""
 MOST_IN_VAIN = 2
@@ -493,6 +495,7 @@ def send(seat: Seat, replica: Replica) -> bool:
 
     An offer never changes: if one of this process stands already, that one is waited for.
     """
+    seat.passes = -1
     patiently(seat, lambda: catch_up(seat, replica))
     if seat.offered and seat.is_there:
         return True
