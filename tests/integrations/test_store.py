@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from gradwire.members.bucket.check import findings
 from gradwire.members.bucket.objects import PIECE, Bucket, StoreError, created
 from gradwire.members.bucket.progress import sealed
 from gradwire.members.bucket.rounds import Rules, enter, land, send, settle, write_snapshot
+from tests.process.stored_job import check_that_no_kill_costs_a_sealed_round
 from tests.support.source import ROOT
 from tests.unit.members.test_bucket import learner
 
@@ -93,6 +95,13 @@ def test_an_object_in_pieces_is_read_back_whole(endpoint: str) -> None:
 def test_a_bucket_that_is_not_there_is_said(endpoint: str) -> None:
     with pytest.raises(StoreError, match="there is no such bucket: create it, or mend its name"):
         Bucket("s3://another/run").put("spec", b"")
+
+
+@pytest.mark.timeout(900)
+def test_kills_and_newcomers_cost_no_sealed_round_and_a_job_goes_on_from_the_bucket(
+    endpoint: str, tmp_path: Path
+) -> None:
+    check_that_no_kill_costs_a_sealed_round("s3://bucket/job", tmp_path)
 
 
 @pytest.mark.timeout(600)

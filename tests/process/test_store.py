@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from gradwire.members.bucket.objects import Bucket
-from gradwire.members.bucket.progress import living, sealed
 from tests.process.scenes_store import INSIDE, RECIPES, SCENES, SITE
-from tests.support.source import ROOT
+from tests.process.stored_job import check_that_no_kill_costs_a_sealed_round
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -100,86 +91,7 @@ def test_recipes_whose_replicas_answer_each_other_are_refused_in_words(world: Sc
         assert all("take one in which each replica's payload is made without the others" in e for e in found)
 
 
-SITE = """
-import sys
-import time
-from pathlib import Path
-
-import torch
-import gradwire
-
-name, folder, saves = sys.argv[1:]
-model = torch.nn.Linear(20, 5)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-members = gradwire.members.store(
-    folder, name, at_least=1, beat_s=1.0, patience_s=60.0, snapshot_every=3, wait_s=300.0
-)
-wire = gradwire.outer(model, optimizer, "topk(ratio=0.2)", every=4, members=members, resume=saves)
-landed = 0
-while not Path(folder + ".stop").exists():
-    optimizer.zero_grad()
-    model(torch.randn(8, 20)).square().mean().backward()
-    optimizer.step()
-    if wire.attempts % 6 == 0:
-        wire.save(saves)
-    if landed != wire.report().rounds_committed:
-        landed = wire.report().rounds_committed
-        if wire.members == ("site-a", "site-b"):
-            print(wire.rounds, flush=True)
-    time.sleep(0.02)
-wire.detach()
-print("end", flush=True)
-"""
-BOTH = ["site-a", "site-b"]
-
-Start = Callable[[str], subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a site by its name. All are ended afterwards."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    with ExitStack() as started:
-
-        def begin(name: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", SITE, name, str(tmp_path / "run"), str(tmp_path / name)]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-            started.enter_context(process)
-            started.callback(process.kill)
-            return process
-
-        yield begin
-
-
-def after_rounds(process: subprocess.Popen[str], rounds: int) -> int:
-    """Read until a process has landed so many rounds of both since it has begun; the number of the last one.
-
-    Rounds that it finds sealed when it begins are none of them.
-    """
-    assert process.stdout is not None
-    landed = [int(line) for line in islice(process.stdout, rounds)]
-    assert len(landed) == rounds, "it has ended"
-    return landed[-1]
-
-
 @pytest.mark.rest
 @pytest.mark.timeout(900)
-def test_kills_cost_no_sealed_round_and_a_job_goes_on_from_the_folder(tmp_path: Path, start: Start) -> None:
-    a, b = map(start, BOTH)
-    after_rounds(b, 2)
-    for _ in range(2):
-        b.send_signal(signal.SIGKILL)
-        b.wait()
-        b = start("site-b")
-        after_rounds(b, 2)
-    for each in (a, b):  # the whole job
-        each.send_signal(signal.SIGKILL)
-        each.wait()
-    store = Bucket(str(tmp_path / "run"))
-    before = [each.weights for each in sealed(store)]
-    a, b = map(start, BOTH)
-    assert [after_rounds(each, 2) >= len(before) + 2 for each in (a, b)] == [True, True]
-    (tmp_path / "run.stop").touch()
-    assert [each.communicate(timeout=600)[0].splitlines()[-1] for each in (a, b)] == ["end", "end"]
-    assert [each.weights for each in sealed(store)][: len(before)] == before
-    assert [each.name for each in living(store)] == BOTH
+def test_kills_and_newcomers_cost_no_sealed_round_and_a_job_goes_on_from_the_folder(tmp_path: Path) -> None:
+    check_that_no_kill_costs_a_sealed_round(str(tmp_path / "run"), tmp_path)
