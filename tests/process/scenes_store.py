@@ -50,11 +50,14 @@ def _digest(tensors: list[torch.Tensor]) -> str:
     return str([checksum(local(each)) for each in tensors])
 
 
-def _trained(model: nn.Module, recipe: str, delay: int, data: int, **who: Any) -> list[str]:
-    """Digests of θ₀ and of this replica's parameters and buffers after each round; `data` are a rank's."""
+def _trained(model: nn.Module, recipe: str, delay: int, data: int, **who: Any) -> list[list[torch.Tensor]]:
+    """θ₀ and this replica's parameters and buffers after each round; `data` are a rank's."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     wire = gradwire.outer(model, optimizer, recipe, every=EVERY, delay=delay, **who)
     seen = []
+
+    def look(*tensors: list[torch.Tensor]) -> None:
+        seen.extend([local(each).clone() for each in some] for some in tensors)
 
     def take(numbers: range) -> None:
         for step in numbers:
@@ -65,11 +68,19 @@ def _trained(model: nn.Module, recipe: str, delay: int, data: int, **who: Any) -
 
     for round_ in range(ROUNDS):
         take(range(EVERY * round_, EVERY * round_ + EVERY))
-        seen += [_digest(shared(wire, model)), _digest(values(model)), _digest(list(model.buffers()))]
+        look(shared(wire, model), values(model), list(model.buffers()))
     take(range(90, 90 + delay))  # in which the last round lands
-    seen.append(_digest(shared(wire, model)))
+    look(shared(wire, model))
     wire.detach()
     return seen
+
+
+def _compared(
+    one: list[list[torch.Tensor]], other: list[list[torch.Tensor]], atol: float = 0.0
+) -> dict[str, Any]:
+    pairs = [pair for some in zip(one, other, strict=True) for pair in zip(*some, strict=True)]
+    same = all(torch.allclose(mine, theirs, rtol=0.0, atol=atol) for mine, theirs in pairs)
+    return {"same": same, "moves": len(set(map(_digest, one))) > ROUNDS}
 
 
 def beside(recipe: str, delay: int, make: Callable[[], nn.Module]) -> dict[str, Any]:
@@ -81,10 +92,12 @@ def beside(recipe: str, delay: int, make: Callable[[], nn.Module]) -> dict[str, 
     one = _trained(make(), recipe, delay, rank, replicas=dist.group.WORLD)
     members = gradwire.members.store(folder, f"site-{rank}", at_least=dist.get_world_size(), beat_s=2.0)
     other = _trained(make(), recipe, delay, rank, members=members)
-    return {"same": one == other, "moves": len(set(one)) > ROUNDS}
+    return _compared(one, other)
 
 
-def inside(kind: str, recipe: str, delay: int, make: Callable[[], nn.Module]) -> dict[str, Any]:
+def inside(
+    kind: str, recipe: str, delay: int, make: Callable[[], nn.Module], atol: float = 0.0
+) -> dict[str, Any]:
     """Two sites of two ranks each over a folder, beside replicas in a group. By DDP those have one rank: it
     has the data of both ranks of a site, which are the same.
     """
@@ -107,7 +120,7 @@ def inside(kind: str, recipe: str, delay: int, make: Callable[[], nn.Module]) ->
     members = gradwire.members.store(f"{folder}/run", f"site-{replica}", at_least=2, beat_s=2.0)
     other = _trained(model, recipe, delay, data, members=members)
     dist.barrier()  # a rank that leaves would end the other's group
-    return {"same": one == other, "moves": len(set(one)) > ROUNDS}
+    return _compared(one, other, atol)
 
 
 def refused() -> list[str]:
@@ -267,4 +280,6 @@ SITE: dict[str, Callable[[], Any]] = {
 }
 SCENES |= SITE
 INSIDE["ddp, buffers"] = partial(inside, "ddp", "diloco", 0, Normed)
+# Buffers of four ranks are added up in another order: those of a site first.
+INSIDE["fsdp2, buffers"] = partial(inside, "fsdp2", "diloco", 0, Normed, 1e-6)
 SCENES |= INSIDE
