@@ -200,9 +200,9 @@ def fates_of(state: State) -> Fates | None:
     final, dropped, stands = set[str](), set(exchange.cleared), set[str]()
     for each, its in state.followed.items():
         names = each.names - exchange.cleared
-        if exchange.has_made(each) or (its.is_inside and not each.is_given):
+        if exchange.has_made(each) or (its.is_inside and not (each.is_given and exchange.is_dropping)):
             final |= names
-        elif not (exchange.is_dropping or its.is_inside) and is_known(state, each):
+        elif not exchange.is_dropping and is_known(state, each):
             stands |= names
     if exchange.is_dropping:
         dropped |= state.rules.names

@@ -234,3 +234,22 @@ def test_gradients_that_a_closure_replaces_by_exchanged_ones_are_no_step_without
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 2.0)
         optimizer.step(closure)
+
+
+def test_a_hook_of_the_user_s_that_asks_inside_a_step_takes_back_no_exchange_before_it() -> None:
+    model, asked = nn.Linear(3, 2), list[Fates | None]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice())
+    steps.watch(model)
+    optimizer.register_step_post_hook(lambda *_: asked.append(steps.fates()))
+    for _step in range(2):
+        for _exchange in range(2):
+            fates = steps.fates()
+            if fates is not None:
+                steps.rolled_back(fates, is_dropped=False)
+            steps.exchange_begins(fates, compresses=False)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            steps.exchange_ended()
+        optimizer.step()
+    assert asked == [None, Fates(made=True)]

@@ -496,7 +496,7 @@ DRAWN = [
     Row(
         "drawn, 1",
         "pass -x x! reach pass look a( y local pass ask )",
-        "final; another; not yet, dropped w, open b; not yet, open bw; left out; final; final",
+        "final; another; not yet, dropped w, open b; not yet, open bw; made; final; final",
         "0 0 0 1 1 1 2 2",
         optimizers="a=wb x=w y=b",
         given="a",
