@@ -1,16 +1,20 @@
-"""Rounds whose replicas are killed and come back: gradwire's `members=` beside torchft's own DiLoCo.
+"""Rounds whose replicas are killed and come back: gradwire's `members=`, by torchft's lighthouse and over a
+store, beside torchft's own DiLoCo.
 
     python -m benchmarks.elastic --rounds 40 --kill-every 10 --rate 100mbit --latency 50ms --json FILE
 
-Each member is a process in a network namespace of its own, behind an emulated link. So is the lighthouse.
-Both peers train the same model on the same data. One member is killed after every so many rounds of the
-first member, at a drawn moment, and starts again three rounds later. The first one is never killed.
+Each member is a process in a network namespace of its own, behind an emulated link. The lighthouse and the
+store, a server of S3's protocol, have the link's delay and no limit of rate. All peers train the same model
+on the same data. One member is killed after every so many rounds of the first member, at a drawn moment, and
+starts again three rounds later. The first one is never killed.
 
 For each peer, lines say
 
 - seconds from one round to the next, on the first member, without those of its evaluations: undisturbed, and
   where a member was killed. A round whose result is thrown away is part of the next;
-- bytes that left a member's interface in an undisturbed round, with headers, heartbeats and questions;
+- bytes that left and reached a member's interface in an undisturbed round, with headers, heartbeats and
+  questions, and over a store with its share of snapshots;
+- steps that members have made, and those of them that no round has counted;
 - open files (sockets among them), threads and resident memory, after the second round and at the end;
 - losses on the held-out text after equal numbers of rounds, and the seconds until torchft's last loss;
 - of gradwire, seconds of healing beside those that its bytes take at the link's rate.
@@ -23,7 +27,8 @@ Three runs for each seed: undisturbed, with kills, and undisturbed with members 
 changes the order of summation and random rounding, and nothing else. Losses are compared at equal numbers of
 steps that a round has counted. The line says the mean of the paired differences, and its standard error.
 
-Needs Linux, and torchft (`pip install 'gradwire[elastic]'`). `--peers gradwire` leaves torchft's DiLoCo out.
+Needs Linux, torchft, and obstore for the store (`pip install 'gradwire[elastic,store]'`). `--peers gradwire`
+leaves the others out.
 """
 
 from __future__ import annotations
@@ -49,13 +54,19 @@ import torch
 from torch import nn
 
 import gradwire
+from benchmarks import s3
+from gradwire.members.bucket.objects import Bucket
+from gradwire.members.bucket.progress import sealed
+from gradwire.quantities import time_s
 from gradwire_lab import emulate
 from gradwire_lab.emulate.topology import address
 from gradwire_lab.workloads.catalogue import workload
 
-PORT = 29510
+PORT, URL = 29510, f"s3://{s3.BUCKET}/run"
 AWAY = 3
 """Rounds after which a killed member starts again."""
+END_S = 20.0
+"""So long all have to end once the first member has had all rounds."""
 HEADROOM = 0.02
 """A loss so little above another is reached."""
 
@@ -75,6 +86,8 @@ class Play:
     look_every: int
     seed: int
     timeout_s: float
+    dead_s: float
+    grace_s: float
     kill_every: int
     """0 for none."""
     is_reversed: bool = False
@@ -91,6 +104,10 @@ class Outcome:
     play: Play
     notes: list[list[Note]] = field(default_factory=list)
     kills: list[tuple[int, float]] = field(default_factory=list)
+    made: int = 0
+    """Steps of all members."""
+    counted: float = 0.0
+    """Of these, the steps that rounds have counted."""
 
 
 def main() -> None:
@@ -106,13 +123,11 @@ def main() -> None:
     parser.add_argument("--model", default="chargpt")
     parser.add_argument("--rate", default="unlimited", help="of each member's link: 100mbit")
     parser.add_argument("--latency", default="0", help="one way: 50ms")
-    parser.add_argument("--heartbeat-timeout", default="3s")
-    parser.add_argument("--grace", default="10s")
+    parser.add_argument("--heartbeat-timeout", default="3s", help="over a store 5s at least")
+    parser.add_argument("--grace", default="10s", help="over a store the patience")
     parser.add_argument("--timeout", type=float, default=60.0, help="of the first exchange, in seconds")
     parser.add_argument("--look-every", type=int, default=1, help="rounds from evaluation to evaluation")
-    parser.add_argument(
-        "--peers", nargs="+", default=["gradwire", "torchft"], choices=["gradwire", "torchft"]
-    )
+    parser.add_argument("--peers", nargs="+", default=["gradwire", "store", "torchft"], choices=_MEMBERS)
     parser.add_argument("--losses", action="store_true", help="compare losses with churn and without")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--json", type=Path, help="write all that members have noted to this file")
@@ -138,6 +153,8 @@ def main() -> None:
             asked.look_every,
             seed,
             asked.timeout,
+            time_s(asked.heartbeat_timeout),
+            time_s(asked.grace),
             **settings,
         )
         kept.append(run(play, asked))
@@ -153,35 +170,38 @@ def main() -> None:
             for peer in asked.peers:
                 outcomes.append(played(peer, seed))
                 report(outcomes[-1], emulate.parse_rate(asked.rate))
-            if len(outcomes) > 1:
-                compare_times(*outcomes)
+            if outcomes[-1].play.peer == "torchft":
+                for each in outcomes[:-1]:
+                    compare_times(each, outcomes[-1])
 
 
 # -- a run
 
 
 def run(play: Play, asked: argparse.Namespace) -> Outcome:
-    """Start a lighthouse and all members; kill one now and then, and start it again."""
+    """Start a lighthouse or a store, and all members; kill one now and then, and start it again."""
     link = emulate.EmulatedLink(emulate.parse_rate(asked.rate), emulate.parse_delay(asked.latency))
     outcome, draw = Outcome(play), random.Random(play.seed)
     with (
         tempfile.TemporaryDirectory() as name,
-        emulate.EmulatedNetwork(play.members + 1, link, emulate.enter()) as network,
+        emulate.EmulatedNetwork(play.members + 1, link, emulate.enter(), servers=1) as network,
     ):
-        folder = Path(name)
+        folder, environment = Path(name), dict(os.environ)
 
         def start(place: int) -> subprocess.Popen[Any]:
             own = ["--member", json.dumps(asdict(play)), str(place), str(folder)]
             with (folder / f"{place}.log").open("ab") as log:
-                return network.popen(
-                    place, [sys.executable, "-m", "benchmarks.elastic", *own], stdout=log, stderr=log
-                )
+                command = [sys.executable, "-m", "benchmarks.elastic", *own]
+                return network.popen(place, command, env=environment, stdout=log, stderr=log)
 
         lighthouse = ["lighthouse", "--at-least", "1", "--bind", f"{address(play.members)}:{PORT}"]
         lighthouse += ["--grace", asked.grace, "--heartbeat-timeout", asked.heartbeat_timeout]
-        with (folder / "lighthouse.log").open("ab") as log:
-            command = [sys.executable, "-m", "gradwire", *lighthouse]
-            network.popen(play.members, command, stdout=log, stderr=log)
+        with (folder / "server.log").open("ab") as log:
+            if play.peer == "store":
+                environment |= s3.started(network, play.members, stdout=log, stderr=log)
+            else:
+                command = [sys.executable, "-m", "gradwire", *lighthouse]
+                network.popen(play.members, command, stdout=log, stderr=log)
         running, down = {place: start(place) for place in range(play.members)}, dict[int, int]()
         first, seen = folder / "0.jsonl", 0
         is_begun = False
@@ -207,7 +227,14 @@ def run(play: Play, asked: argparse.Namespace) -> Outcome:
                 print(f"{play.name(place)} ended with {process.poll()}:", *told, sep="\n  ", file=sys.stderr)
         if running[0].poll():
             raise SystemExit(1)
+        until_s = time.monotonic() + END_S
+        while any(each.poll() is None for each in running.values()) and time.monotonic() < until_s:
+            time.sleep(0.05)
         outcome.notes = [noted(folder / f"{place}.jsonl") for place in range(play.members)]
+        outcome.made = sum((folder / f"{place}.steps").stat().st_size for place in range(play.members))
+        outcome.counted = sum(each["steps"] for notes in outcome.notes for each in notes)
+        if (told := folder / "counted").exists():
+            outcome.counted = float(told.read_text())
     return outcome
 
 
@@ -243,10 +270,13 @@ def periods(outcome: Outcome) -> tuple[list[Note], list[Note]]:
 def report(outcome: Outcome, rate_bit_s: float | None) -> None:
     """Print the figures of a run."""
     play, (usual, killed) = outcome.play, periods(outcome)
-    who = f"{play.peer}, {play.recipe}" if play.peer == "gradwire" else play.peer
+    who = play.peer if play.peer == "torchft" else f"{play.peer}, {play.recipe}"
     first, usual_s = outcome.notes[0], median(each["period_s"] for each in usual)
     rounds = {each["round"] for each in usual}
-    sent = [each["sent_bytes"] for notes in outcome.notes for each in notes if each["round"] in rounds]
+    moved = {
+        what: median(each[what] for notes in outcome.notes for each in notes if each["round"] in rounds)
+        for what in ("sent_bytes", "received_bytes")
+    }
     inside = median(
         min(each["waited_s"] for notes in outcome.notes for each in notes if each["round"] == round_)
         for round_ in rounds
@@ -257,7 +287,14 @@ def report(outcome: Outcome, rate_bit_s: float | None) -> None:
     )
     print(f"{who}: a round takes {usual_s:.2f} s, of which {inside:.2f} s inside of step()")
     print(f"{who}: a kill costs {told or '-'} s")
-    print(f"{who}: {median(sent) / 1e6:.3f} MB leave a member in a round")
+    print(
+        f"{who}: {moved['sent_bytes'] / 1e6:.3f} MB leave a member in a round, and "
+        f"{moved['received_bytes'] / 1e6:.3f} MB reach it"
+    )
+    print(
+        f"{who}: {outcome.made} steps made, {outcome.made - outcome.counted:.0f} of them not counted; the "
+        f"first member was {sum(each['waited_s'] for each in first):.1f} s inside of step()"
+    )
     print(
         f"{who}: after round {first[1]['round']} and at the end: files {first[1]['files']}, "
         f"{first[-1]['files']}; threads {first[1]['threads']}, {first[-1]['threads']}; "
@@ -324,33 +361,35 @@ class Member:
 
     def __init__(self, play: Play, place: int, folder: Path) -> None:
         torch.set_num_threads(1)
-        self.play, self.place, self._folder = play, place, folder
+        self.play, self.place, self.folder = play, place, folder
         self.name = play.name(place)
         self.task = workload(play.model)
         self.model = self.task.model(play.seed)
         self.optimizer = self.task.optimizer(self.model.parameters())
         self._data = self.task.batches(place, play.members, play.seed)
+        self._steps = (folder / f"{place}.steps").open("ab", buffering=0)
         self.waited_s = 0.0
 
     def wait_for_others(self) -> None:
         """At the start of the run; a member that starts again goes on at once."""
-        (self._folder / f"{self.place}.here").touch()
-        while not (self._folder / "go").exists():
+        (self.folder / f"{self.place}.here").touch()
+        while not (self.folder / "go").exists():
             time.sleep(0.02)
         self._began = time.time()
-        self._last_s, self._sent, self._steps = time.perf_counter(), sent_bytes(), 0
+        self._last_s, self._moved = time.perf_counter(), moved_bytes()
 
     def step(self) -> None:
         """One local step, and the round if one is due."""
         self.optimizer.zero_grad()
         self.task.loss(self.model, next(self._data)).backward()
         start_s = time.perf_counter()
+        self._steps.write(b".")
         self.optimizer.step()
         self.waited_s += time.perf_counter() - start_s
 
     def note(self, round_: int, steps: int, members: int, events: list[Any], shown: nn.Module) -> None:
         """A round has landed, which has counted `steps` of this member."""
-        now_s, sent = time.perf_counter(), sent_bytes()
+        now_s, moved = time.perf_counter(), moved_bytes() - self._moved
         told = {
             "name": self.name,
             "round": round_,
@@ -358,7 +397,8 @@ class Member:
             "members": members,
             "period_s": now_s - self._last_s,
             "waited_s": self.waited_s,
-            "sent_bytes": sent - self._sent,
+            "sent_bytes": moved.tx_bytes,
+            "received_bytes": moved.rx_bytes,
             "files": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
             "resident_bytes": resident_bytes(),
@@ -368,16 +408,16 @@ class Member:
         }
         if self.place == 0 and round_ % self.play.look_every == 0:
             told["test_loss"] = self.task.evaluate(shown)["test_loss"]
-        with (self._folder / f"{self.place}.jsonl").open("a") as file:
+        with (self.folder / f"{self.place}.jsonl").open("a") as file:
             file.write(json.dumps(told) + "\n")
-        self._last_s, self._sent, self.waited_s = time.perf_counter(), sent, 0.0
+        self._last_s, self._moved, self.waited_s = time.perf_counter(), moved_bytes(), 0.0
 
 
-def sent_bytes() -> int:
-    """Bytes that have left this member's interface."""
+def moved_bytes() -> emulate.Counters:
+    """Bytes that have left and reached this member's interface."""
     found = emulate.counters()
     assert found is not None, "in a network namespace"
-    return found.tx_bytes
+    return found
 
 
 def resident_bytes() -> int:
@@ -391,27 +431,41 @@ def train(play: Play, place: int, folder: Path) -> None:
     _MEMBERS[play.peer](Member(play, place, folder), f"http://{address(play.members)}:{PORT}")
 
 
-def _gradwire(member: Member, url: str) -> None:
-    play = member.play
+def _by_lighthouse(member: Member, url: str) -> None:
     members = _once_there(lambda: gradwire.members.torchft(url, name=member.name))
     member.wait_for_others()
-    wire = gradwire.outer(
-        member.model,
-        member.optimizer,
-        play.recipe,
-        every=play.every,
-        members=members,
-        timeout_s=play.timeout_s,
+    _trained(member, members=members, timeout_s=member.play.timeout_s)
+
+
+def _over_store(member: Member, _url: str) -> None:
+    play = member.play
+    s3.once_there(play.members)
+    members = gradwire.members.store(
+        URL, member.name, at_least=1, patience_s=play.grace_s, beat_s=play.dead_s / 3.0
     )
-    seen, told, counted = wire.rounds, 0, wire.attempts
+    member.wait_for_others()
+    _trained(member, members=members)
+    if member.place == 0:
+        found = [weight for each in sealed(Bucket(URL)) for weight in each.weights.values()]
+        (member.folder / "counted").write_text(str(play.every * sum(found)))
+
+
+def _trained(member: Member, **who: Any) -> None:
+    play = member.play
+    wire = gradwire.outer(member.model, member.optimizer, play.recipe, every=play.every, **who)
+    seen, told, counted, began = wire.rounds, 0, wire.attempts, len(wire.events)
     while wire.rounds < play.rounds:
         member.step()
         if wire.rounds != seen:
             seen = wire.rounds
             events = [[e.what, e.who, e.seconds, e.sent_bytes] for e in wire.events[told:]]
+            is_dropped = any(
+                each.what == "healed" and member.name in each.who for each in wire.events[max(told, began) :]
+            )
+            steps = 0 if is_dropped else wire.attempts - counted
             told = len(wire.events)
             with wire.shared_parameters():
-                member.note(seen, wire.attempts - counted, len(wire.members), events, member.model)
+                member.note(seen, steps, len(wire.members), events, member.model)
             counted = wire.attempts
     wire.detach()
 
@@ -470,7 +524,7 @@ def _once_there(connect: Any) -> Any:
             time.sleep(0.2)
 
 
-_MEMBERS = {"gradwire": _gradwire, "torchft": _torchft}
+_MEMBERS = {"gradwire": _by_lighthouse, "store": _over_store, "torchft": _torchft}
 
 if __name__ == "__main__":
     main()

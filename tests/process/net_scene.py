@@ -69,6 +69,11 @@ def main(mode: str) -> None:
         for rank in ranks:
             rank.stdin.close()
         found["codes"] = [rank.wait(60) for rank in ranks]
+    if entered != "backend":
+        with emulate.EmulatedNetwork(3, SLOW, entered, servers=1) as network:
+            show = ["tc", "qdisc", "show", "dev", "eth0"]
+            told = [network.popen(node, show, **pipes).communicate()[0] for node in range(3)]
+            found["limited"] = ["rate 100Mbit" in each for each in told]
     print(json.dumps(found))
 
 

@@ -56,5 +56,9 @@ def test_interface_counters_agree_with_the_formula(found):
         assert found["total_tx_bytes"] > 2 * moved
 
 
+def test_a_servers_link_has_no_limit(found):
+    assert found["mode"] == "backend" or found["limited"] == [True, True, False]
+
+
 def test_all_workers_ended_well(found):
     assert found["codes"] == [0, 0]

@@ -47,6 +47,7 @@ class EmulatedNetwork:
         nodes: number of nodes; by default every rank is a node. Ranks are numbered node by node. Ranks of a
             node share its link, and reach each other over a loopback that is not slowed. The mode "backend"
             has no nodes.
+        servers: so many of the last nodes have no limit of rate: a server's link is not what is slow.
 
     Raises `ValueError` for a number of workers, a mode or a number of nodes that cannot be.
 
@@ -56,15 +57,18 @@ class EmulatedNetwork:
             ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
     """
 
-    def __init__(self, workers: int, link: EmulatedLink, mode: str, nodes: int | None = None) -> None:
+    def __init__(
+        self, workers: int, link: EmulatedLink, mode: str, nodes: int | None = None, *, servers: int = 0
+    ) -> None:
         if not 1 <= workers <= LARGEST_WORLD:
             raise ValueError(f"workers={workers}: must lie between 1 and {LARGEST_WORLD}")
         if mode not in ("root", "user", "backend"):
             raise ValueError(f"mode={mode!r}: must be root, user or backend, as returned by enter()")
         check_nodes(nodes, workers)
-        if nodes is not None and mode == "backend":
+        if (nodes is not None or servers) and mode == "backend":
             raise ValueError(
-                f"nodes={nodes}: mode backend slows every rank by itself; nodes need network namespaces"
+                f"nodes={nodes}, servers={servers}: mode backend slows every rank by itself; nodes need "
+                "network namespaces"
             )
         self.workers, self.mode = workers, mode
         self.nodes = workers if nodes is None else nodes
@@ -78,7 +82,7 @@ class EmulatedNetwork:
             self._wire = WireFile.create(link)
             self._default_port = free_port()
         else:
-            self._topology = Topology(self.nodes, link)
+            self._topology = Topology(self.nodes, link, servers)
 
     def popen(
         self,

@@ -136,9 +136,11 @@ def pieces_bytes(rate_bit_per_s: float | None) -> int:
 class Topology:
     """Owns the namespaces (as descriptors) and the relay; `close` makes all of it vanish."""
 
-    def __init__(self, nodes: int, link: EmulatedLink) -> None:
+    def __init__(self, nodes: int, link: EmulatedLink, servers: int = 0) -> None:
+        """Lay cables to `nodes`, of which the last `servers` have no limit of rate."""
         self.switch = new_netns()
         self.nodes = [new_netns() for _ in range(nodes)]
+        self._limited = nodes - servers
         self._relay: Relay | None = None
         self._netem: bool | None = None  # None: not tried yet
         try:
@@ -187,8 +189,9 @@ class Topology:
         queue_bytes = window * max(len(self.nodes) - 1, 1)
         for netns in self.nodes:
             in_netns(netns, lambda: _allow_windows(window))
+        for netns in self.nodes[: self._limited]:
             in_netns(netns, lambda: self._shape([INTERFACE], link, queue_bytes))
-        ports = [f"port{node}" for node in range(len(self.nodes))]
+        ports = [f"port{node}" for node in range(self._limited)]
         in_netns(self.switch, lambda: self._shape(ports, link, queue_bytes))
         self._set_delay(link)
         self._link = link
@@ -226,11 +229,11 @@ class Topology:
         return True
 
     def _apply_netem(self, link: EmulatedLink) -> None:
-        parent = "root" if link.rate_bit_per_s is None else "parent 1:1"
         delay_us = round(link.delay_s * 1e6)
-        line = f"qdisc replace dev {INTERFACE} {parent} handle 10: netem delay {delay_us}us limit 100000"
-        for netns in self.nodes:
-            in_netns(netns, lambda: batch("tc", [line]))
+        for node, netns in enumerate(self.nodes):
+            parent = "root" if link.rate_bit_per_s is None or node >= self._limited else "parent 1:1"
+            line = f"qdisc replace dev {INTERFACE} {parent} handle 10: netem delay {delay_us}us limit 100000"
+            in_netns(netns, lambda line=line: batch("tc", [line]))  # type: ignore[misc]
 
     def _through_relay(self, delay_s: float) -> None:
         if self._relay is None:

@@ -34,6 +34,11 @@ def test_networks_that_cannot_be_are_refused(workers, mode):
         EmulatedNetwork(workers, EmulatedLink(), mode)
 
 
+def test_servers_need_namespaces():
+    with pytest.raises(ValueError, match="servers=1: mode backend slows every rank by itself"):
+        EmulatedNetwork(2, EmulatedLink(), "backend", servers=1)
+
+
 def test_a_rank_beyond_the_world_is_refused():
     with EmulatedNetwork(2, EmulatedLink(), "backend") as network, pytest.raises(ValueError, match="rank=2"):
         network.popen(2, ["python", "x.py"])
