@@ -160,7 +160,8 @@ def test_steps_on_one_machine_are_those_of_a_plan(rate: int) -> None:
     recipes = ("dense", "bf16", "int8", "fp8", "int4")
     numbers = {"workers": 8, "rate_bit_per_s": 1e9 * rate, "delay_s": 0.0, "step_s": 1.4}
     codecs = codecs_of("free", list(recipes))
-    plan = gradwire.plan(model_of(None, None, "1.2B", None), candidates=recipes, codecs=codecs, **numbers)
+    model = model_of(None, None, "1.2B", None)
+    plan = gradwire.plan(model, candidates=recipes, codecs=codecs, gpu=True, **numbers)
     found = {each.recipe: f"{each.step_s:.2f} s" for each in plan.candidates}
     dense, bf16, int8, fp8, int4 = (found[str(gradwire.recipe(each))] for each in recipes)
     assert int8 == fp8

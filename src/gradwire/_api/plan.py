@@ -216,6 +216,7 @@ def plan(
     candidates: Iterable[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
     cores: Cores = ENOUGH,
+    gpu: bool = False,
     told: Told | None = None,
 ) -> Plan:
     """Predict how long a step takes with each candidate recipe on a cluster; a pure function.
@@ -237,10 +238,12 @@ def plan(
         every: local steps from one exchange to the next. Above 1, each worker is a whole replica, and its
             step includes all that its own ranks exchange. Nothing of a round is hidden.
         sharded: whether it is FSDP2's own traffic that is compressed. Candidates then name a scatter and a
-            gather, such as "int4+int8", and `overlap`, `target` and `codecs` do not count.
+            gather, such as "int4+int8", and `overlap`, `target`, `codecs` and `gpu` do not count.
         candidates: recipes with fixed options.
         codecs: the costs of encoding and decoding, by recipe.
         cores: the processor cores of a rank, which codecs and collectives share with the computation.
+        gpu: whether ranks compute on GPUs. Recipes that stay on the device then send in its larger units. A
+            codec's stated cost should be that of the GPU.
         told: called with each finished row in words, and the share of the work that is done.
 
     Raises `ValueError` for an impossible number, an unknown model, and a recipe that must measure.
@@ -251,6 +254,9 @@ def plan(
     >>> slow = plan("resnet50", workers=4, rate_bit_per_s=1e9, step_s=0.18)
     >>> slow.worthwhile, round(slow.ccr, 1)
     (True, 10.2)
+    >>> there = plan("resnet50", workers=32, rate_bit_per_s=10e9, step_s=0.18, gpu=True, candidates=["int8"])
+    >>> there.candidates[0].step_s < 0.2
+    True
     >>> rounds = plan("gpt2", workers=2, rate_bit_per_s=1e8, delay_s=0.05, step_s=0.5, every=30)
     >>> [f"{each.recipe}: {each.step_s:.2f} s" for each in rounds.candidates[::5]]
     ['sparseloco: 0.51 s', 'dense: 1.83 s']
@@ -275,6 +281,7 @@ def plan(
         sharded=sharded,
         codecs=codecs,
         cores=cores,
+        gpu=gpu,
     )
 
     # 1. A row for each recipe; where ranks share nodes, one on one level and one on two.

@@ -86,7 +86,8 @@ class Study:
     """Predictions for one model, by recipe and cluster.
 
     Args:
-        model, step_s, backward_s, overlap, every, sharded, candidates, codecs, cores: as for `gradwire.plan`.
+        model, step_s, backward_s, overlap, every, sharded, candidates, codecs, cores, gpu: as for
+            `gradwire.plan`.
         clusters: the worlds that are compared.
 
     Raises `ValueError` for what does not fit together.
@@ -105,6 +106,7 @@ class Study:
         sharded: bool,
         codecs: Mapping[str, CodecCost] | None,
         cores: Cores = ENOUGH,
+        gpu: bool = False,
     ) -> None:
         if every < 1 or (every > 1 and any(cluster.per_node > 1 for cluster in clusters)):
             raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
@@ -120,7 +122,13 @@ class Study:
         self._specs = specs = specs_of_profile(self.profile)
         self.on = cache(
             lambda cluster, two_levels, at_once: ClusterForecasts(
-                specs, self.backward, cluster, two_levels=two_levels, at_once=at_once, cores=cores
+                specs,
+                self.backward,
+                cluster,
+                two_levels=two_levels,
+                at_once=at_once,
+                cores=cores,
+                on_device=gpu,
             )
         )
 

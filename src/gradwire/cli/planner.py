@@ -68,6 +68,9 @@ All = Annotated[
 Codec = Annotated[
     str, typer.Option(help="Codec costs: cached or measured on this machine, free, or probe's JSON file.")
 ]
+Gpu = Annotated[
+    bool, typer.Option("--gpu", help="Ranks compute on GPUs, where units of gradients are larger.")
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")]
 
 
@@ -102,6 +105,7 @@ def plan(
     recipes: Recipes = None,
     everything: All = False,
     codec: Codec = "cached",
+    gpu: Gpu = False,
     json_path: Json = None,
 ) -> None:
     """Predict what recipes would gain on a cluster, and whether any is worth using. Nothing is run.
@@ -135,6 +139,7 @@ def plan(
                 sharded=sharded,
                 candidates=texts,
                 codecs={} if sharded else options.codecs_of(codec, texts),
+                gpu=gpu,
                 told=told,
                 **options.links(rate, delay, inside, inside_delay),
             )

@@ -19,7 +19,7 @@ import torch
 from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
 from gradwire.exchange.base import STEADY
-from gradwire.granularity import ON_HOST, Granularity
+from gradwire.granularity import ON_HOST, Granularity, granularity
 from gradwire.measure.codec import payloads
 from gradwire.planning.boundaries import Boundaries
 from gradwire.planning.choice import LEAD
@@ -79,6 +79,7 @@ class ClusterForecasts:
         at_once: whether everything becomes ready at the end of the backward pass, as in a round of local
             steps.
         cores: the processor cores of a rank.
+        on_device: whether recipes that read nothing on the host run on a GPU, in its larger units.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class ClusterForecasts:
         two_levels: bool = False,
         at_once: bool = False,
         cores: Cores = ENOUGH,
+        on_device: bool = False,
     ) -> None:
         self._held = shards_of(specs, cluster.per_node if two_levels else 1)
         numel = tuple(spec.numel for spec in self._held)
@@ -97,7 +99,7 @@ class ClusterForecasts:
         self._backward = replace(backward, numel=numel, ready_s=ready_s)
         self._way, self._cluster, self._cores = (_TwoLevels if two_levels else _Flat), cluster, cores
         self._world = cluster.nodes if two_levels else cluster.workers
-        self._tuning = ROUNDS if at_once else USUAL
+        self._tuning = replace(ROUNDS if at_once else USUAL, on_device=on_device)
         # Buckets hold whole parameters.
         ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
         self._boundaries = [ends[each] for each in inner_ends(bucketed(backward.numel))]
@@ -139,7 +141,9 @@ class ClusterForecasts:
         return main, self._priced(main)
 
     def _priced(self, main: MainBuffer) -> Forecast:
-        return replace(_priced(self._way(self._cluster, main), self._backward), cores=self._cores)
+        is_host = not (self._tuning.on_device and main.layout.stays_on_device)
+        way = self._way(self._cluster, main, granularity(is_host=is_host))
+        return replace(_priced(way, self._backward), cores=self._cores)
 
 
 def gains_by_two_levels(

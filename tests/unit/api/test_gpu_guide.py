@@ -46,10 +46,11 @@ def line(model: str, rate_gbit_per_s: int) -> str:
     """One line of the table: the step alone, and what share of its speed is left."""
     step_s = 6 * load(model).parameters * TOKENS / FLOPS
     shares = []
-    for known in (costs(ON_HOST, 0.0, 2 * 4 / BUS_BYTES_PER_S), costs(ON_DEVICE, LAUNCHES_S, 0.0)):
+    host_costs, device_costs = costs(ON_HOST, 0.0, 2 * 4 / BUS_BYTES_PER_S), costs(ON_DEVICE, LAUNCHES_S, 0.0)
+    for known, gpu in ((host_costs, False), (device_costs, True)):
         plan = gradwire.plan(
             model, workers=8, rate_bit_per_s=rate_gbit_per_s * 1e9, delay_s=20e-6, step_s=step_s,
-            candidates=["dense", *known], codecs=known,
+            candidates=["dense", *known], codecs=known, gpu=gpu,
         )  # fmt: skip
         shares.append({each.recipe: f"{each.share_of_linear:.0%}" for each in plan.candidates})
     host, device = shares
@@ -71,7 +72,7 @@ def shared_lines(model: str, rate_gbit_per_s: int) -> list[str]:
     plan = gradwire.plan(
         model, workers=64, per_node=8, inside_bit_per_s=INSIDE_BIT_PER_S, inside_delay_s=20e-6,
         rate_bit_per_s=rate_gbit_per_s * 1e9, delay_s=20e-6, step_s=step_s,
-        candidates=["dense", "bf16", *known], codecs=known,
+        candidates=["dense", "bf16", *known], codecs=known, gpu=True,
     )  # fmt: skip
     found = {(each.recipe, each.two_levels): each for each in plan.candidates}
     shares = " | ".join(f"{found[column].share_of_linear:.0%}" for column in COLUMNS)
