@@ -208,6 +208,23 @@ def mixed_world() -> dict[str, Any]:
         return _error_of(lambda: gradwire.attach(ddp, recipe="int8"))
 
 
+def mixed_units() -> dict[str, Any]:
+    """Rank 1 would cut its gradients into smaller units, as another gradwire of the same version might."""
+    ddp = DistributedDataParallel(perceptron())
+    with ExitStack() as held:
+        held.enter_context(on(Near(), streams=True))
+        if dist.get_rank() == 1:
+            for module in ("step.layout", "_api.configuration"):
+                held.enter_context(patch(f"gradwire.{module}.largest_unit", lambda **_where: 1 << 10))
+        return _error_of(partial(_one_step, ddp))
+
+
+def _one_step(ddp: DistributedDataParallel) -> None:
+    gradwire.attach(ddp, recipe="topk(ratio=0.1)")
+    inputs, targets = batch(0)
+    nn.functional.mse_loss(ddp(inputs), targets).backward()
+
+
 def mixed_placements() -> dict[str, Any]:
     """Ranks ask for different ones."""
     ddp = DistributedDataParallel(perceptron())
@@ -305,6 +322,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "without gloo": without_gloo,
     "mixed world": mixed_world,
     "mixed placements": mixed_placements,
+    "mixed units": mixed_units,
     "unreachable": unreachable,
     "captured by one": captured_by_one,
 }

@@ -93,7 +93,14 @@ def test_a_graph_on_one_rank_is_named_on_the_others(world: Scenes) -> None:
     assert "rank 1: a backward pass that is captured into a graph" in other["text"]
 
 
-@looped(("scene", "field"), [("mixed world", "device"), ("mixed placements", "placement")])
+@looped(
+    ("scene", "field"),
+    [
+        ("mixed world", "device"),
+        ("mixed placements", "placement"),
+        ("mixed units", "most elements of a unit"),
+    ],
+)
 def test_ranks_that_differ_are_refused_on_all(world: Scenes, scene: str, field: str) -> None:
     for rank in value(world, scene):
         assert rank["kind"] == "RanksDisagree"

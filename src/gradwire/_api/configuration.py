@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from gradwire.environment import CONNECTIONS, TIMED_EVERY, connections_asked, timed_every
+from gradwire.planning.boundaries import largest_unit
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.checks import check_policy
 from gradwire.sources.nodes.members import Nodes, kind_of
@@ -131,6 +132,7 @@ class Configuration:
             "gradwire version": __version__,
             # Without it plain torch computes, which adds up in another order.
             "kernels of numba": str(find_spec("numba") is not None),
+            "most elements of a unit": str([largest_unit(stays_on_device=each) for each in (False, True)]),
             "source of gradients": source.kind,
             "recipe": str(chosen),
             "seed": str(self.seed),
