@@ -32,8 +32,10 @@ DDP = "DDP"
 GPT2 = ("dense", "bf16", "covap(interval=3)", "topk(ratio=0.01)", "int8", "powersgd(rank=1)", "int4")
 MATRICES = ("auto", "int8", "topk(ratio=0.01)", "int4", "powersgd", "covap(interval=3)", "dense")
 """The default first."""
-SETTLING, CHOOSING = 6, 90
-"""Steps before the first turn; those of `auto`, which has chosen by then."""
+GRAPHS = ", cuda_graphs=True"
+"""Behind the name of a recipe whose kernels are captured."""
+SETTLING, CAPTURING, CHOOSING = 6, 16, 90
+"""Steps before the first turn; with graphs, which are there by then; those of `auto`, which has chosen."""
 
 
 class Task(NamedTuple):
@@ -128,11 +130,13 @@ def way(name: str, task_at: Callable[[torch.device], Task], where: torch.device)
         if task.is_mixed
         else torch.optim.SGD(ddp.parameters(), lr=1e-4)
     )
-    wire = None
+    wire, settling = None, CHOOSING if name == "auto" else SETTLING
     if name in hooks(where):
         hooks(where)[name](ddp)
     elif name != DDP:
-        wire = gradwire.attach(ddp, optimizer, name)
+        recipe = name.removesuffix(GRAPHS)
+        wire = gradwire.attach(ddp, optimizer, recipe, cuda_graphs=recipe != name)
+        settling = settling if recipe == name else CAPTURING
 
     def step() -> None:
         optimizer.zero_grad()
@@ -141,7 +145,7 @@ def way(name: str, task_at: Callable[[torch.device], Task], where: torch.device)
         loss.backward()
         optimizer.step()
 
-    for _ in range(CHOOSING if name == "auto" else SETTLING):
+    for _ in range(settling):
         step()
     return Way(step, ddp, wire)
 
@@ -183,9 +187,12 @@ def table(
     *,
     turns: int = 5,
     steps: int = 6,
+    hooked: bool = True,
 ) -> tuple[list[list[str]], dict[str, Way]]:
-    """Rows of text, one for each contestant, DDP first; and the contestants, by their names."""
-    ways = {name: way(name, task_at, where) for name in (DDP, *hooks(where), *recipes)}
+    """Rows of text, one for each contestant, DDP first; and the contestants, by their names. Without `hooked`
+    torch's hooks are left out."""
+    names = (DDP, *(hooks(where) if hooked else ()), *recipes)
+    ways = {name: way(name, task_at, where) for name in names}
     found = in_turns(ways, turns, steps, where)
     rows = []
     for name, taken in found.items():

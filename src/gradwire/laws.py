@@ -29,9 +29,13 @@ class Laws:
       first step may copy constants that every step needs.
     - `fixed_rounds` (selector, codec, exchange): `count`, `payload` or `rounds` return the same in all steps,
       for the same unit on as many ranks. Where they do not, `phase_of` says in which steps they do.
-    - `repeats` (selector, codec): where x is on a device, `select`, or `take` and `average_decoded`, launch
-      the same kernels with the same numbers in all steps, for the same tensors of a unit. Of `ctx` they ask
-      nothing that differs from step to step, but `see`. So a device may record the launches and replay them.
+    - `repeats` (selector, codec, exchange): where x is on a device, `select`, `take` and `average_decoded`,
+      or `start` and what it returns, launch the same kernels with the same numbers in all steps of a phase,
+      for the same tensors of a unit. So a device may record the launches and replay them. Of `ctx` they ask
+      nothing that differs between these steps, but `see`. If an exchange has a method `turn(ctx)`, all this
+      holds for steps in which that says the same. An exchange may ask what is `kept` as well, and draw what
+      is not kept yet. It waits for each collective before it launches anything else, and for the last one in
+      what `start` returns.
     - `shared` (selector): all ranks choose the same elements without talking to each other.
     - `fixed_size` (selector): exactly `count` elements are chosen for any values; else that is the most.
     - `linear` (codec): payloads of all ranks may be summed before decoding, so they ride an all-reduce.

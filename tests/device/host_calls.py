@@ -445,7 +445,7 @@ def stretches(recipe: str, captures_for: Callable[[Graphs], Captures] | None = N
 
 
 TABLE = Path(__file__).with_name("host_calls.md")
-PAGE = Path(__file__).parents[2] / "docs" / "gpus.md"
+PAGE = Path(__file__).parents[2] / "docs" / "engineering" / "devices.md"
 HEAD = (
     "| recipe | calls | launches | operators | collectives "
     "| calls, once | launches, once | operators, once | collectives, once |",

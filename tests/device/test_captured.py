@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.codec.select.topk import TopK
 from gradwire.codec.sparse import Sparse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
-from gradwire.exchange.captured import EAGER, MOST, Captures
+from gradwire.exchange.captured import EAGER, MOST, Captures, _Recorder, _Tape
 from gradwire.exchange.payloads import Gather
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
@@ -32,32 +34,11 @@ from tests.support.looped import looped
 from tests.support.recording import Recording, within_kernels
 from tests.support.rig import ALONE, ONE_BUCKET, REVERSED, Outcome, Rig, flat, gradients
 from tests.support.simulated import Near
+from tests.support.tiers import rest
 
 WORLD, NEVER = 2, 1 << 20
 UNIT = 2000
 """Elements of a unit: parameters are cut, so that some means land by a copy and others in place."""
-
-
-class Counting(Near):
-    """Knows its recordings."""
-
-    def __init__(self, *deaf: str) -> None:
-        super().__init__(*deaf)
-        self.recorded: list[Recording] = []
-
-    def graphs(self) -> Callable[[], Recording]:
-        """See `Device`."""
-
-        def new() -> Recording:
-            self.recorded.append(Recording(self))
-            return self.recorded[-1]
-
-        return new
-
-    @property
-    def replays(self) -> int:
-        """Of all recordings."""
-        return sum(each.replays for each in self.recorded)
 
 
 @dataclass
@@ -65,7 +46,7 @@ class Run:
     """A rank's training, with what it leaves."""
 
     rig: Rig
-    device: Counting
+    device: Near
     rank: int
     number: int = 0
     means: list[Tensor] = field(default_factory=list)
@@ -118,6 +99,17 @@ def left_out(run: Run) -> None:
             run.rig.reducer.catch_up(Fates(dropped=frozenset(run.rig.reducer.layout.slots), made=False))
 
 
+def accumulated(run: Run) -> None:
+    """Several exchanges for one step of the optimizer. In the end none uses what they have brought."""
+    for step in range(18):
+        run.step()
+        every = frozenset(run.rig.reducer.layout.slots)
+        if step % 6 in (1, 2, 3):
+            run.rig.reducer.catch_up(Fates(open=every, made=False))
+        elif step % 6 == 4:
+            run.rig.reducer.catch_up(Fates(dropped=every, made=False))
+
+
 def rebuilt(run: Run) -> None:
     """Buckets as DDP makes them anew: other addresses, and other ways for the means."""
     run.steps(8)
@@ -152,7 +144,8 @@ def scaled(run: Run) -> None:
 
 SCALE = [1.0]
 SCENES: dict[str, Callable[[Run], None]] = {
-    each.__name__: each for each in (plain, not_finite, idle, left_out, rebuilt, switched, resumed, scaled)
+    each.__name__: each
+    for each in (plain, not_finite, idle, left_out, accumulated, rebuilt, switched, resumed, scaled)
 }
 
 
@@ -174,10 +167,10 @@ def trained(
     text: str = "topk(ratio=0.1)",
     over: Callable[[Comm], Comm] = Unready,
     watched: bool = False,
-    device: Counting | None = None,
+    device: Near | None = None,
 ) -> Left:
     """Train a rank through a scene."""
-    device = device or Counting()
+    device = device or Near()
     options: dict[str, Any] = {"captures_for": Captures} if captured else {}
     if scene is scaled:
         options["loss_scale"] = lambda: SCALE[0]
@@ -234,9 +227,20 @@ def same(there: list[Left], here: list[Left]) -> bool:
     )
 
 
+RECIPES = (
+    "topk(ratio=0.1)",
+    "leader_topk(ratio=0.1)",
+    "scalecom(rate=10, warmup_steps=0)",
+    "powersgd",
+    "acpsgd",
+)
+"""One of each kind that is captured."""
+
+
+@pytest.mark.parametrize("text", rest(RECIPES, but=("topk(ratio=0.1)", "powersgd")))
 @looped("scene", SCENES, few=3)
-def test_replayed_steps_leave_the_bits_of_eager_ones(scene: str) -> None:
-    there, here = both(SCENES[scene], watched=scene == "plain")
+def test_replayed_steps_leave_the_bits_of_eager_ones(text: str, scene: str) -> None:
+    there, here = both(SCENES[scene], watched=scene == "plain", text=text)
     assert same(there, here)
     assert all(max(each.replays) > 2 for each in there), "they were replayed"
     assert not any(each.races for each in there)
@@ -310,7 +314,7 @@ def test_after_a_restore_all_is_captured_anew() -> None:
     assert left.replays[-1] > 0
 
 
-@pytest.mark.parametrize("text", ["int8", "leader_topk(ratio=0.1)", "powersgd", "lwtopk", "dense"])
+@pytest.mark.parametrize("text", ["int8", "randomk", "lwtopk", "dense"])
 def test_other_recipes_stay_eager(text: str) -> None:
     """`randomk` and its like have other numbers in every step, and one kernel gains nothing."""
     there, here = both(plain, text=text)
@@ -318,51 +322,69 @@ def test_other_recipes_stay_eager(text: str) -> None:
     assert not any(each.graphs for each in there)
 
 
+class Quiet(TorchDispatchMode):
+    """Allocates, and launches nothing."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_free = operator.is_view or operator.overloadpacket.__name__.startswith(("empty", "new_empty"))
+        assert is_free, f"{operator} before the collective is waited for would be in no graph"
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("text", rest(RECIPES, but=("powersgd",)))
+def test_what_is_captured_launches_nothing_between_a_collective_and_its_wait(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issue, wait, quiet = _Recorder.issue, _Recorder.wait, dict[_Recorder, Quiet]()
+
+    def issued(self: _Recorder, *sent: Any) -> Pending:
+        pending = issue(self, *sent)
+        quiet[self] = Quiet()
+        quiet[self].__enter__()
+        return pending
+
+    def waited(self: _Recorder) -> None:
+        if self in quiet:
+            quiet.pop(self).__exit__(None, None, None)
+        wait(self)
+
+    monkeypatch.setattr(_Recorder, "issue", issued)
+    monkeypatch.setattr(_Recorder, "wait", waited)
+    [left] = run_ranks(1, lambda comm: trained(plain, comm, captured=True, text=text))
+    assert max(left.replays) > 0
+
+
 def test_a_codec_that_decodes_rank_by_rank_stays_eager() -> None:
     class OneByOne:
         laws = Laws(repeats=True)
 
-    codec: Any = OneByOne()
-    exchange, captures = Gather(codec), Captures(Counting().graphs())
-    assert captures.around(exchange, "unit 0") is exchange
-    codec.average_decoded = len
-    assert captures.around(exchange, "unit 0") is not exchange
+    class AtOnce(OneByOne):
+        average_decoded = len
+
+    captures = Captures(Near().graphs())
+    one_by_one, at_once = (Gather(cast(Any, codec())) for codec in (OneByOne, AtOnce))
+    assert captures.around(one_by_one, "unit 0") is one_by_one
+    assert captures.around(at_once, "unit 0") is not at_once
 
 
+@pytest.mark.parametrize(("part", "name"), [(TopK, "select"), (Sparse, "average_decoded")])
 def test_what_cannot_be_captured_is_said_and_stays_eager(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    part: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    select = TopK.select
+    """Before the gather or after it: nothing of the step has run or was sent by then."""
+    work = getattr(part, name)
 
-    def waiting(self: TopK, x: Tensor, ctx: ExchangeContext) -> Tensor:
+    def waiting(self: Any, x: Tensor, *more: Any) -> Any:
         assert float(x.sum()) is not None  # the host waits
-        return select(self, x, ctx)
+        return work(self, x, *more)
 
-    monkeypatch.setattr(TopK, "select", waiting)
+    monkeypatch.setattr(part, name, waiting)
     caplog.set_level(logging.WARNING, "gradwire")
     there, here = both(plain)
     assert same(there, here)
     assert not any(sum(each.replays) for each in there)
     assert "cannot be captured" in caplog.text
     assert "not permitted when stream is capturing" in caplog.text
-
-
-def test_a_stretch_that_cannot_be_captured_after_the_gather_is_decoded_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    average = Sparse.average_decoded
-
-    def waiting(self: Sparse, payloads: Tensor, mean: Tensor, ctx: ExchangeContext) -> None:
-        assert int(payloads.sum()) is not None
-        average(self, payloads, mean, ctx)
-
-    monkeypatch.setattr(Sparse, "average_decoded", waiting)
-    caplog.set_level(logging.WARNING, "gradwire")
-    there, here = both(plain)
-    assert same(there, here)
-    assert all(sum(each.replays) > 0 for each in there), "the stretch before had been captured"
-    # Once in each unit. When that is depends on its mean's memory, which the allocator may move.
-    assert sum(sum(each.replays) for each in there) == caplog.text.count("cannot be captured")
 
 
 def test_memory_that_moves_in_every_step_keeps_few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,11 +492,47 @@ def test_an_event_that_is_dropped_is_noticed_in_replays() -> None:
 
 
 def test_work_that_runs_while_it_is_captured_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    capture = Recording.capture
+    end = Recording.end
 
-    def running(self: Recording, work: Callable[[], None]) -> None:
-        capture(self, work)
+    def running(self: Recording) -> None:
+        end(self)
         self.replay()
 
-    monkeypatch.setattr(Recording, "capture", running)
+    monkeypatch.setattr(Recording, "end", running)
     assert not same(*both(plain))
+
+
+def test_kept_values_that_are_not_brought_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Tape, "recall", lambda _self, _state: True)
+    assert not same(*both(plain, text="powersgd"))
+
+
+def test_kept_values_that_a_later_replay_overwrites_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the graph's own memory, and if several exchanges are left out, those before them come back."""
+
+    def shared(fresh: list[Tensor], kept: list[Tensor]) -> None:
+        for one, other in zip(fresh, kept, strict=True):
+            one.set_(other.untyped_storage(), other.storage_offset(), other.shape, other.stride())
+
+    copy = torch._foreach_copy_
+    decode = next(each for each in _Tape.play.__code__.co_consts if getattr(each, "co_name", "") == "decode")
+    monkeypatch.setattr(
+        "gradwire.exchange.captured.torch._foreach_copy_",
+        lambda to, of: (shared if sys._getframe(1).f_code is decode else copy)(to, of),
+    )
+    assert not same(*both(accumulated, text="powersgd"))
+
+
+@pytest.mark.parametrize("text", rest(("powersgd", "acpsgd"), but=("powersgd",)))
+def test_what_is_drawn_once_is_not_captured(text: str) -> None:
+    """What an exchange draws when nothing is kept yet is not captured: the first steps are not finite."""
+
+    def spoilt(run: Run) -> None:
+        for step in range(16):
+            run.step(
+                change=(lambda grads: [each.fill_(torch.nan) for each in grads.values()]) if step < 5 else len
+            )
+
+    there, here = both(spoilt, text=text)
+    assert same(there, here)
+    assert all(max(each.replays) > 0 for each in there)

@@ -67,7 +67,7 @@ def test_every_part_can_be_imported(part: Part) -> None:
 def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--only", "kernels,kernel"])
-    assert "--only='kernel': choose from ranks, gpt2, versions, kernels" in capsys.readouterr().err
+    assert "--only='kernel': choose from graphs, ranks, gpt2, versions, kernels" in capsys.readouterr().err
 
 
 @pytest.mark.rest

@@ -21,7 +21,7 @@ from tests.support.counted import SIDE, Count, count, count_unit
 pytestmark = pytest.mark.skipif(WHERE.type != "cpu", reason="kernels are counted where they are interpreted")
 
 TABLE = Path(__file__).with_name("launches.md")
-PAGE = Path(__file__).parents[2] / "docs" / "gpus.md"
+PAGE = Path(__file__).parents[2] / "docs" / "engineering" / "devices.md"
 HEAD = (
     "| recipe, gradients | kernels | operators | copies | waits | collectives "
     "| kernels, once | operators, once | copies, once | waits, once |",

@@ -29,9 +29,14 @@ TRAINED = 10
 """Steps before that."""
 
 
+def use_backend() -> None:
+    """NCCL, or gloo on the CPU, for all ranks that are started from now on."""
+    os.environ[BACKEND] = "nccl" if WHERE.type == "cuda" else "gloo"
+
+
 def run(tell: Tell, match: str | None = None) -> None:
     """What is wanted most first: two ranks, a killed one, four ranks, all other recipes."""
-    os.environ[BACKEND] = "nccl" if WHERE.type == "cuda" else "gloo"
+    use_backend()
     ends_s = time.monotonic() + WITHIN_S
 
     def chosen(names: Sequence[str]) -> list[str]:

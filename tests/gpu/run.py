@@ -44,6 +44,8 @@ class Part:
 
 CALLS = (
     (
+        Part("graphs", 95, "two NCCL ranks with captured kernels: the bits of eager steps, host time, memory",
+             on_cpu=True),
         Part("ranks", 300, "two and four NCCL ranks that share the GPU, over sockets: bits, faults, steps",
              on_cpu=True),
         Part("gpt2", 140, "steps of GPT-2 beside DDP and torch's hooks, one rank over NCCL", on_cpu=True),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
@@ -26,9 +26,10 @@ _GARBAGE = 0xA5
 
 
 class Capturing(Protocol):
-    """A device that knows whether it captures."""
+    """A device that knows whether it captures, and all that it has recorded."""
 
     capturing: bool
+    recorded: list[Recording]
 
 
 class _Now(threading.local):
@@ -62,30 +63,38 @@ class Recording:
     def __init__(self, device: Capturing) -> None:
         self._device = device
         self.done: list[_Done] = []
-        self.replays = 0
+        self.replays = self._bytes = 0
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         """Memory that was there, whole, and what was in it."""
-        self._fresh: dict[int, Tensor] = {}
-        """Memory that was allocated."""
+        self._fresh: dict[int, tuple[Tensor, bool]] = {}
+        """Memory that was allocated, and whether it has floating-point numbers."""
+        self._modes = ExitStack()
 
-    def capture(self, work: Callable[[], None]) -> None:
-        """See `Graph`. Memory is left as it was, or with garbage if it is new."""
+    @property
+    def nbytes(self) -> int:
+        """Of the memory that was allocated while it was captured."""
+        return self._bytes
+
+    def begin(self) -> None:
+        """See `Graph`."""
         assert not self.done, "captured once"
         self._device.capturing, _NOW.recording = True, self
-        try:
-            with _disable_current_modes(), _Operators(self):
-                work()
-        except BaseException:
-            self.done.clear()
-            raise
-        finally:
-            self._device.capturing, _NOW.recording = False, None
-            with _disable_current_modes():
-                for whole, content in self._before.values():
-                    whole.copy_(content)
-                for whole in self._fresh.values():
-                    whole.fill_(_GARBAGE)
-            self._before, self._fresh = {}, {}
+        self._modes.enter_context(_disable_current_modes())
+        self._modes.enter_context(_Operators(self))
+
+    def end(self) -> None:
+        """See `Graph`. Memory is left as it was. If it is new, it has garbage, or zeros if it may be read as
+        indices.
+        """
+        self._modes.close()
+        self._device.capturing, _NOW.recording = False, None
+        with _disable_current_modes():
+            for whole, content in self._before.values():
+                whole.copy_(content)
+            for whole, is_floating in self._fresh.values():
+                whole.fill_(_GARBAGE if is_floating else 0)
+        self._bytes = sum(whole.nbytes for whole, _is_floating in self._fresh.values())
+        self._before, self._fresh = {}, {}
 
     def replay(self) -> None:
         """See `Graph`."""
@@ -112,13 +121,31 @@ class Recording:
         for each in _tensors(result):
             number = each.untyped_storage()._cdata
             if number not in self._before:
-                self._fresh.setdefault(number, _whole(each))
+                self._fresh.setdefault(number, (_whole(each), each.is_floating_point()))
 
     def _keep(self, tensor: Tensor) -> None:
         number = tensor.untyped_storage()._cdata
         if number not in self._fresh and number not in self._before:
             whole = _whole(tensor)
             self._before[number] = whole, whole.clone()
+
+
+class Recordings:
+    """See `gradwire.kernels.graphs.Graphs`."""
+
+    def __init__(self, device: Capturing) -> None:
+        self._device = device
+        self._made: list[Recording] = []
+
+    def __call__(self) -> Recording:
+        """One more, which the device knows of."""
+        self._made.append(Recording(self._device))
+        self._device.recorded.append(self._made[-1])
+        return self._made[-1]
+
+    def memory_bytes(self) -> int:
+        """Of all of them."""
+        return sum(each.nbytes for each in self._made)
 
 
 class _Operators(TorchDispatchMode):
@@ -150,9 +177,10 @@ def _whole(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def within_kernels() -> Iterator[None]:
-    """Within it kernels are in plain torch, and are seen by the recording of their thread. Objects that chose
-    kernels before are not changed. Those for the CPU would tell in words of the host what a device tells in
-    tensors."""
+    """Within it kernels are in plain torch, and are seen by the recording of their thread: as one each, or by
+    their operators if no plan has chosen them. Objects that chose kernels before are not changed. Those for
+    the CPU would tell in words of the host what a device tells in tensors; so would who leads.
+    """
 
     def missing(kernels: Kernels, contract: Any) -> Callable[..., Any]:
         function = contract.plain
@@ -167,6 +195,10 @@ def within_kernels() -> Iterator[None]:
         return kernel
 
     dispatch.kernels_for.cache_clear()
-    with patch.object(Kernels, "__missing__", missing):
+    with (
+        patch("gradwire.exchange.leader.leads", lambda norms, rank: norms.argmax() == rank),
+        patch.object(dispatch, "fits", lambda _arguments, _types: False),
+        patch.object(Kernels, "__missing__", missing),
+    ):
         yield
     dispatch.kernels_for.cache_clear()

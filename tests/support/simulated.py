@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from tests.support.recording import Recording
+from tests.support.recording import Recording, Recordings
 
 Clock = dict[str, int]
 Span = tuple[int, int, int]
@@ -139,6 +139,7 @@ class Simulated:
         """Operators on the device for whose result the host has waited."""
         self.operators = 0
         self.capturing = False
+        self.recorded: list[Recording] = []
         self._deaf = deaf
         self._clocks: dict[str, Clock] = {HOST: {HOST: 0}, DEFAULT: {DEFAULT: 0}}
         self._accesses: dict[int, list[Access]] = {}
@@ -195,11 +196,16 @@ class Simulated:
         """As told."""
         return self.capturing
 
-    def graphs(self) -> Callable[[], Recording]:
+    def graphs(self) -> Recordings:
         """Recordings, in which it refuses what CUDA refuses."""
-        return lambda: Recording(self)
+        return Recordings(self)
 
     # -- what tests ask of it
+
+    @property
+    def replays(self) -> int:
+        """Of all recordings."""
+        return sum(each.replays for each in self.recorded)
 
     @property
     def busy(self) -> list[str]:

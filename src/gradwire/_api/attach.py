@@ -153,10 +153,10 @@ def attach(
       sends what has changed since the last gather, and loses nothing (`docs/fsdp2.md`).
     - `held_on`: for `gather="exact"`, where gathered parameters are held: "device", or "host", which keeps
       nothing in the device's memory and copies them there in each gather.
-    - `cuda_graphs`: capture the kernels of `topk` before and after its collective in CUDA graphs, and launch
-      each as one. Collectives stay as they are, and so do the bits. All other recipes, other devices,
-      and steps that are timed or looked at run as without it (`docs/gpus.md`). Ranks may differ in it. It has
-      not run on a GPU yet.
+    - `cuda_graphs`: capture the kernels of `topk`, `leader_topk`, `scalecom`, `powersgd` and `acpsgd`
+      between collectives in CUDA graphs, and launch each graph as one. Collectives stay as they are, and so
+      do the bits. All other recipes, other devices, and steps that are timed or looked at run as without it
+      (`docs/gpus.md`). Ranks may differ in it. It has not run on a GPU yet.
     - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in

@@ -48,7 +48,8 @@ class Report:
 
     - `recipe`: the recipe that runs, with all options; `asked` is the one that was asked for, such as "auto".
     - `wire_bytes`: the bytes of all steps since the model was attached, under all recipes.
-    - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need.
+    - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need. `graph_bytes` is the
+      memory on the device that captured graphs keep on top of it (`attach(cuda_graphs=True)`).
     - `skipped_steps`: steps that were not finite on some rank. `dropped_steps`: steps that were left out,
       because no optimizer stepped before the gradients were cleared.
     - `late`: the residual ratio: the norm of the unsent gradient over that of a step's gradient, as measured
@@ -118,6 +119,7 @@ class Report:
     cores_needed: int = 0
     per_node: int = 1
     inside_bytes_per_step: float = 0.0
+    graph_bytes: int = 0
     checksum_bytes: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
     wire_bytes: float = 0.0
@@ -212,6 +214,7 @@ class Report:
             pinned, copied = bytes_text(self.pinned_bytes), ms_text(self.copied_s, 1)
             copies = f"{pinned} pinned, {copied} of copies in the last step"
             said = copies if self.pinned_bytes else "gradients stay on their device"
+            said += f", {bytes_text(self.graph_bytes)} kept by graphs" if self.graph_bytes else ""
             why = f"; {self.placement_why}" if self.placement_why else ""
             rows.append(("placement", f"{self.placement}: {said}{why}"))
         if self.cores_needed:
@@ -407,6 +410,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         placement=reducer.placement.name,
         placement_why=why_placed(reducer),
         pinned_bytes=reducer.placement.transfer.pinned_bytes,
+        graph_bytes=reducer.graph_bytes,
         copied_s=reducer.placement.transfer.copied_s(),
         codec_cores=cores,
         cores_needed=ceil(cores * compress_s / backward_s) if 0.0 < backward_s < compress_s else 0,

@@ -1,149 +1,251 @@
-"""Stretches of kernels before and after an all-gather, captured in graphs and replayed as one launch each.
+"""Stretches of kernels between collectives, captured in graphs and replayed as one launch each.
 
-A graph holds kernels only. The all-gather between two stretches is issued as ever. So ranks need not agree on
-which of them has captured what: each issues the same collectives in the same order.
+A graph holds kernels only. The collectives between the stretches are issued as ever. So ranks need not agree
+on which of them has captured what: each issues the same collectives in the same order.
 
-A graph repeats addresses and numbers. So there is one for each pair of addresses of a unit and its mean, and
-only for exchanges whose numbers are the same in all steps (`Laws.repeats`).
+A graph repeats addresses and numbers. So there is a *tape* of a unit, its graphs and its collectives in their
+order, for each pair of addresses of the unit and its mean, for each phase, and for each turn of this rank.
+Only exchanges are captured whose numbers are the same in all steps of these (`Laws.repeats`). What they keep
+from step to step changes its address, so it is copied to memory that the tape reads, and from memory that the
+tape writes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gradwire.comm.base import Comm
+from gradwire.comm.base import Comm, Pending, Round
 from gradwire.exchange.base import Decode, Exchange
-from gradwire.exchange.payloads import Gather
 from gradwire.kernels.graphs import Graph, Graphs
 from gradwire.kernels.uploads import holding
-from gradwire.unit.context import ExchangeContext
+from gradwire.laws import Laws
+from gradwire.unit.context import ExchangeContext, ExchangeState
 
 _LOG = logging.getLogger("gradwire")
 
 EAGER = 2
 """Usual steps with the same addresses that run before one captures: they compile kernels and send tables."""
 MOST = 8
-"""Pairs of addresses of a unit whose graphs are kept. Usually there are two: a memory that is committed
-changes places with the one that the next step writes."""
+"""Tapes of a unit that are kept. Usually there are two: a memory that is committed changes places with the
+one that the next step writes."""
 
 
 class Captures:
-    """See `gradwire.step.plan.Captures`.
-
-    Of exchanges, `Gather` of a codec that repeats itself and decodes all ranks in one call is captured, as in
-    `topk`. All others stay eager.
-    """
+    """See `gradwire.step.plan.Captures`. All exchanges that repeat themselves are captured."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.is_usual = False
         self.graphs = graphs
+        self.memory_bytes = graphs.memory_bytes
 
     def around(self, exchange: Exchange, label: str) -> Exchange:
-        if not isinstance(exchange, Gather):
-            return exchange
-        codec = exchange.codec
-        if not (codec.laws.repeats and hasattr(codec, "average_decoded")):
-            return exchange
-        return CapturedGather(codec, captures=self, label=label)
+        return CapturedExchange(exchange, self, label) if exchange.laws.repeats else exchange
 
 
-@dataclass
-class _Stretches:
-    """The graphs of a unit and a mean at two addresses, and what they have in common."""
+class _TooEarly(Exception):
+    """This step is not like later ones: what they recall has not been kept yet."""
 
-    begun: int = 0
-    """Usual steps so far."""
-    encode: Graph | None = None
-    decode: Graph | None = None
-    payload: Tensor | None = None
-    """Written by `encode`, and sent by the all-gather."""
-    payloads: Tensor | None = None
-    """Received by the all-gather, and read by `decode`."""
-    told: list[tuple[Tensor, str]] = field(default_factory=list)
-    """Findings that `decode` writes, for `ExchangeContext.see`."""
-    tables: list[Any] = field(default_factory=list)
-    """Tables that the graphs read."""
+
+class _Apart(ExchangeContext):
+    """The context of a step that is captured. What it draws would be the same in all steps."""
+
+    def _generator(self, who: int) -> torch.Generator:
+        raise _TooEarly
+
+
+class _Kept(ExchangeState):
+    """What an exchange keeps, at addresses that do not change."""
+
+    def __init__(self, kept: ExchangeState, where: torch.device) -> None:
+        super().__init__()
+        self._kept, self._where = kept, where
+        self.recalled: dict[tuple[str, str], Tensor] = {}
+        self.left: dict[tuple[str, str], Tensor] = {}
+
+    def get(self, kind: str, name: str) -> Tensor:
+        kept = self._kept.get(kind, name)
+        if kept is None:
+            raise _TooEarly
+        if (kind, name) not in self.recalled:
+            self.recalled[kind, name] = torch.empty_like(kept, device=self._where)
+        return self.recalled[kind, name]
+
+    def put(self, kind: str, name: str, tensor: Tensor) -> None:
+        self.left[kind, name] = tensor
+
+
+class _Recorder(Comm):
+    """Ends a graph at each collective, and begins the next one where the collective is waited for. Nothing is
+    sent.
+    """
+
+    def __init__(self, comm: Comm, graphs: Graphs) -> None:
+        self.rank, self.world, self._graphs = comm.rank, comm.world, graphs
+        self.sent: list[tuple[Graph, Round, Tensor, Tensor]] = []
+        self._graph: Graph | None = None
+
+    def wait(self) -> None:
+        """Begin the next graph. See `Pending`, which this is, too."""
+        if self._graph is not None:
+            raise RuntimeError("kernels are launched between a collective and its wait")
+        self._graph = self._graphs()
+        self._graph.begin()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        raise RuntimeError("a collective of a graph is waited for")
+
+    def stop(self) -> Graph:
+        """End the graph, and return it."""
+        if self._graph is None:
+            raise RuntimeError("a collective is not waited for")
+        graph, self._graph = self._graph, None
+        graph.end()
+        return graph
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        self.sent.append((self.stop(), round_, tensor, out))
+        return self
+
+    def give_up(self) -> None:
+        """End a graph that has failed. That it may be empty need not be said."""
+        if self._graph is not None:
+            with suppress(RuntimeError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.stop()
 
 
 @dataclass(frozen=True)
-class CapturedGather(Gather):
-    """`Gather` of one unit, whose kernels are replayed in usual steps."""
+class _Tape:
+    """Graphs and collectives of a unit. Whatever they read or write is kept alive by `holds`."""
 
-    captures: Captures = field(kw_only=True)
-    label: str = field(kw_only=True)
-    _known: dict[tuple[int, int], _Stretches] = field(default_factory=dict, init=False, compare=False)
-    _failures: list[RuntimeError] = field(default_factory=list, init=False, compare=False)
+    sent: tuple[tuple[Graph, Round, Tensor, Tensor], ...]
+    """Graphs, each with the collective that follows it: what is handed in, and what takes what comes."""
+    last: Graph
+    """Follows the last collective."""
+    told: tuple[tuple[Tensor, str], ...]
+    """Findings that the graphs write, for `ExchangeContext.see`."""
+    recalled: dict[tuple[str, str], Tensor]
+    """Memory from which the graphs read what was kept, by kind and name."""
+    kept: dict[tuple[str, str], Tensor]
+    """Memory to which they write what is to be kept."""
+    holds: tuple[Any, ...]
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
-        if not self.captures.is_usual:
-            return super().start(x, mean, comm, ctx)
-        here = self._known.get((x.data_ptr(), mean.data_ptr()))
-        if here is None or here.encode is None:
-            here = self._captured(x, mean, comm, ctx)
-            if here is None:
-                return super().start(x, mean, comm, ctx)
-        assert here.encode is not None
-        assert here.payload is not None
-        assert here.payloads is not None
-        here.encode.replay()
-        pending, found = comm.all_gather(here.payloads, here.payload), here
+    def recall(self, state: ExchangeState) -> bool:
+        """Copy what was kept to where the graphs read it. Return False if it is not what they can read."""
+        rooms, found = list(self.recalled.values()), list[Tensor]()
+        for key, room in self.recalled.items():
+            kept = state.get(*key)
+            if kept is None or kept.shape != room.shape:
+                return False
+            found.append(kept)
+        torch._foreach_copy_(rooms, found)
+        return True
+
+    def play(self, comm: Comm, ctx: ExchangeContext) -> Decode:
+        """Do what `Exchange.start` does."""
+        pending: Pending | None = None
+        for graph, round_, tensor, out in self.sent:
+            if pending is not None:
+                pending.wait()
+            graph.replay()
+            pending = comm.issue(round_, tensor, out)
+        running = pending
 
         def decode() -> None:
-            pending.wait()
-            if found.decode is None and not self._capture_decode(found, mean, ctx):
-                return
-            assert found.decode is not None
-            found.decode.replay()
-            for sound, complaint in found.told:
+            if running is not None:
+                running.wait()
+            self.last.replay()
+            for sound, complaint in self.told:
                 ctx.see(sound, complaint)
+            if self.kept:
+                fresh = [torch.empty_like(each) for each in self.kept.values()]
+                torch._foreach_copy_(fresh, list(self.kept.values()))
+                for (kind, name), tensor in zip(self.kept, fresh, strict=True):
+                    ctx.kept.put(kind, name, tensor)
 
         return decode
 
-    def _captured(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> _Stretches | None:
-        """Capture the stretch before the all-gather; `None` if it is too early, or cannot be."""
-        if self._failures:
-            return None
-        if len(self._known) >= MOST and (x.data_ptr(), mean.data_ptr()) not in self._known:
-            self._known.clear()  # addresses that come back are captured again
-        here = self._known.setdefault((x.data_ptr(), mean.data_ptr()), _Stretches())
-        here.begun += 1
 
-        def encode() -> None:
-            here.payload = self.codec.take(x, ctx)
-            here.payloads = here.payload.new_empty(comm.world, here.payload.numel())
+@dataclass
+class _Uses:
+    """Usual steps with the same addresses."""
 
-        if here.begun <= EAGER:
-            return None
-        here.encode = self._capture(here, encode)
-        return None if here.encode is None else here
+    number: int = 0
+    tape: _Tape | None = None
 
-    def _capture_decode(self, here: _Stretches, mean: Tensor, ctx: ExchangeContext) -> bool:
-        """Capture the stretch after the all-gather. If it cannot be, decode at once, and return False."""
-        average: Any = self.codec.average_decoded  # type: ignore[attr-defined]
-        aside = replace(ctx, see=lambda sound, complaint: here.told.append((sound, complaint)))
-        aside.with_constants(ctx.constants)
-        here.decode = self._capture(here, lambda: average(here.payloads, mean, aside))
-        if here.decode is None:
-            average(here.payloads, mean, ctx)
-        return here.decode is not None
 
-    def _capture(self, here: _Stretches, work: Callable[[], None]) -> Graph | None:
-        """Capture `work`; `None` if that fails, and then this unit stays eager."""
-        graph = self.captures.graphs()
+@dataclass(eq=False)
+class CapturedExchange:
+    """`exchange` of one unit, which is replayed in usual steps once its addresses have come back."""
+
+    exchange: Exchange
+    captures: Captures
+    label: str
+    _known: dict[Hashable, _Uses] = field(default_factory=dict, init=False)
+    _failure: RuntimeError | None = field(default=None, init=False)
+    _turn: Callable[[ExchangeContext], Hashable] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._turn = getattr(self.exchange, "turn", None)
+
+    @property
+    def laws(self) -> Laws:
+        return self.exchange.laws
+
+    @property
+    def memory(self) -> None:
+        return None
+
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self.exchange.rounds(numel, dtype, ctx)
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
+        if self.captures.is_usual and self._failure is None:
+            key = x.data_ptr(), mean.data_ptr(), None if self._turn is None else self._turn(ctx)
+            uses = self._known.get(key)
+            if uses is None:
+                if len(self._known) >= MOST:
+                    self._known.clear()  # addresses that come back are captured again
+                uses = self._known[key] = _Uses()
+            uses.number += 1
+            if uses.tape is None and uses.number > EAGER:
+                uses.tape = self._recorded(x, mean, comm, ctx)
+            tape = uses.tape
+            if tape is not None and (not tape.recalled or tape.recall(ctx.kept)):
+                return tape.play(comm, ctx)
+        return self.exchange.start(x, mean, comm, ctx)
+
+    def _recorded(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> _Tape | None:
+        """Capture the exchange, of which nothing runs and nothing is sent. `None` if that cannot be: if it
+        never can, this unit stays eager.
+        """
+        recorder, kept = _Recorder(comm, self.captures.graphs), _Kept(ctx.kept, x.device)
+        told: list[tuple[Tensor, str]] = []
+        apart = object.__new__(_Apart)
+        apart.__dict__.update(ctx.__dict__, kept=kept, see=lambda *finding: told.append(finding))
         try:
             with holding() as tables:
-                graph.capture(work)
+                recorder.wait()
+                decode = self.exchange.start(x, mean, recorder, apart)
+                decode()
+                last = recorder.stop()
+        except _TooEarly:
+            recorder.give_up()
+            return None
         except RuntimeError as error:
-            self._failures.append(error)
+            recorder.give_up()
+            self._failure = error
             self._known.clear()
             _LOG.warning(
                 "kernels of %s cannot be captured, and are launched one by one: %s", self.label, error
             )
             return None
-        here.tables.extend(tables)
-        return graph
+        return _Tape(tuple(recorder.sent), last, tuple(told), kept.recalled, kept.left, (decode, tables))

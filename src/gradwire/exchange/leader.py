@@ -167,11 +167,16 @@ class Leader:
             contractive=laws.contractive,
             stays_on_device=laws.stays_on_device,
             fixed_rounds=laws.fixed_rounds,  # all ranks add to the indices, not the leader alone
+            repeats=laws.repeats,
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
         """The phase of the selector."""
         return phase_of(self.selector, ctx)
+
+    def turn(self, ctx: ExchangeContext) -> bool:
+        """Whether this rank leads, if ranks do so in turn: then it launches other kernels."""
+        return self.elect == "round_robin" and ctx.rank == leader_in_turn(ctx, self.order)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue two all-reduces (indices, values), or three if norms elect the leader."""
@@ -190,7 +195,7 @@ class Leader:
 
     def _leads(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> bool | Tensor:
         if self.elect == "round_robin":
-            return comm.rank == leader_in_turn(ctx, self.order)
+            return self.turn(ctx)
         norms = x.new_zeros(comm.world, dtype=torch.float32)
         norms[comm.rank] = torch.linalg.vector_norm(x)
         comm.all_reduce(norms).wait()

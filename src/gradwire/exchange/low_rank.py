@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class Factors:
     spans: Tensor
     rank: int
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of the flat tensor."""
         return self.rank * int(self.spans[:, 1].sum())
@@ -82,10 +82,12 @@ class Factors:
 
         A factor that is not kept, or is of another rank, is random, and the same on all ranks.
         """
-        random, found = ctx.shared(), []
+        random: torch.Generator | None = None
+        found = []
         for name, (_start, size) in zip(self.names, self.spans.tolist(), strict=True):
             kept = ctx.kept.get(self.kind, name)
             if kept is None or kept.shape != (self.rank, size):
+                random = ctx.shared() if random is None else random
                 kept = torch.randn(self.rank, size, generator=random, dtype=dtype, device="cpu")
                 orthonormalise(kept.view(-1), torch.tensor([[0, size]], device="cpu"), self.rank)
             found.append(sent_to(kept.to(dtype), device).view(-1))
@@ -148,7 +150,7 @@ class Arrangement:
     right: Factors
     raw: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def raw_numel(self) -> int:
         return sum(stop - start for start, stop in self.raw)
 
@@ -244,7 +246,13 @@ class PowerSgd:
 
     rank: int
     laws = Laws(
-        contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True, fixed_rounds=True
+        contractive=True,
+        may_overflow=True,
+        grain=WHOLE,
+        stays_on_device=True,
+        total=True,
+        fixed_rounds=True,
+        repeats=True,
     )
     memory = None
 
@@ -303,7 +311,9 @@ class AcpSgd:
 
     rank: int
     order: Order = "random"
-    laws = Laws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
+    laws = Laws(
+        contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True, repeats=True
+    )
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:

@@ -91,6 +91,7 @@ class Gather:
             total=laws.total,
             stays_on_device=laws.stays_on_device,
             fixed_rounds=laws.fixed_rounds,
+            repeats=laws.repeats and hasattr(self.codec, "average_decoded"),
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:

@@ -6,24 +6,32 @@ does not run; a replay runs it, with what lies at these addresses by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 
 class Graph(Protocol):
     """A recording of kernels in the current stream."""
 
-    def capture(self, work: Callable[[], None]) -> None:
-        """Record what `work` launches, which does not run. Memory that it allocates stays the graph's as long
-        as tensors in it live; what is let go of is used again by graphs that are captured later.
+    def begin(self) -> None:
+        """Record what this thread launches from now on, which does not run. Memory that it allocates stays
+        the graph's as long as tensors in it live; what is let go of is used again by graphs that are captured
+        later.
 
-        Raises `RuntimeError` if `work` makes the host wait, or does something else that cannot be recorded.
-        Nothing has run then.
+        What makes the host wait, or cannot be recorded for another reason, raises `RuntimeError`.
         """
+
+    def end(self) -> None:
+        """Record no more. Raises `RuntimeError` if something could not be recorded."""
 
     def replay(self) -> None:
         """Enqueue what was recorded in the current stream."""
 
 
-Graphs = Callable[[], Graph]
-"""Makes graphs that share memory. So they are captured and replayed in one stream, one after the other."""
+class Graphs(Protocol):
+    """Makes graphs that share memory. So they are captured and replayed in one stream, one by one."""
+
+    def __call__(self) -> Graph:
+        """One that is yet to be captured."""
+
+    def memory_bytes(self) -> int:
+        """Bytes that the graphs have taken from the device, for themselves alone."""

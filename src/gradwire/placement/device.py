@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -198,7 +197,21 @@ class Accelerator:
         """Makers for CUDA alone: on AMD's GPUs, which pass for CUDA's, it has not been tried."""
         if self.where.type != "cuda" or torch.version.hip is not None:
             return None
-        return partial(_CUDAGraph, torch.cuda.graph_pool_handle())
+        return _CUDAGraphs()
+
+
+class _CUDAGraphs:
+    """See `gradwire.kernels.graphs.Graphs`."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def __call__(self) -> _CUDAGraph:
+        return _CUDAGraph(self._pool)
+
+    def memory_bytes(self) -> int:
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return sum(each["total_size"] for each in segments if each["segment_pool_id"] == self._pool)
 
 
 class _CUDAGraph:
@@ -211,14 +224,11 @@ class _CUDAGraph:
 
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+        self.end: Callable[[], None] = self._graph.capture_end
         self.replay: Callable[[], None] = self._graph.replay
 
-    def capture(self, work: Callable[[], None]) -> None:
+    def begin(self) -> None:
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            self._graph.capture_end()
 
 
 class _Using:

@@ -24,6 +24,9 @@ class Captures(Protocol):
     is_usual: bool
     """Whether the running step may capture and replay. Set when it begins."""
 
+    def memory_bytes(self) -> int:
+        """Bytes of the device's memory that the graphs keep."""
+
     def around(self, exchange: Exchange, label: str) -> Exchange:
         """Return `exchange` of the unit `label` with graphs, or as it is if none of it is captured."""
 

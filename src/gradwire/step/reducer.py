@@ -548,6 +548,11 @@ class Reducer(InstalledRecipe):
         self._small_bytes = 0 if self.layout.is_plain else self.layout.tuning.small_bytes
         """Direct gradients of fewer bytes wait for the vote; none, if no parameter has a memory."""
 
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes of the device's memory that captured graphs keep."""
+        return 0 if self._captures is None else self._captures.memory_bytes()
+
     def _plans_of(self, flat_buffer: FlatBuffer, common: ExchangeContext) -> list[ExchangePlan]:
         """The plans of a flat buffer's units. `common` is the context that all exchanges have in common."""
         plans = []

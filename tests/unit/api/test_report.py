@@ -50,6 +50,13 @@ def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.
     return step
 
 
+def test_the_memory_of_graphs_is_printed_where_there_are_some() -> None:
+    there = replace(REPORT, placement="stream")
+    assert "stream: gradients stay on their device\n" in f"{there}\n"
+    kept = replace(there, graph_bytes=3_000_000)
+    assert "stream: gradients stay on their device, 3 MB kept by graphs" in str(kept)
+
+
 def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
     assert str(REPORT) == (
         "gradwire: topk, step 120, 4 ranks\n"

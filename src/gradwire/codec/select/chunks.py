@@ -33,7 +33,7 @@ class ChunkTopK:
 
     chunk: int
     keep: int
-    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True, repeats=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         full, rest = divmod(numel, self.chunk)

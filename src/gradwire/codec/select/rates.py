@@ -44,7 +44,7 @@ class RatedTopK:
     rate: int
     rates: tuple[tuple[str, int], ...] = ()
     keep: int | None = None
-    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True, repeats=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return sum(self._count(size, rate) for size, rate in self._pieces(numel, ctx))
