@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gradwire.kernels import background, compiler
 from tests.support.command import eventually
 from tests.support.world import Scenes, value
 
@@ -24,7 +26,7 @@ from gradwire.kernels.cpu.cache import writable
 
 asked = {"draws", "noise"}
 lacked = compiler.lacking(asked)
-both = [BackgroundCompilation(asked, writable()) for _ in range(2)]
+both = [BackgroundCompilation(asked, writable(), time.monotonic) for _ in range(2)]
 while not all([each.has_ended() for each in both]):
     time.sleep(0.05)
 lacks = compiler.lacking(asked)
@@ -39,7 +41,7 @@ from gradwire.kernels.background import BackgroundCompilation
 from gradwire.kernels.cpu.cache import writable
 
 sys.executable = sys.argv[1]
-both = [BackgroundCompilation({"draws"}, writable()) for _ in range(2)]
+both = [BackgroundCompilation({"draws"}, writable(), time.monotonic) for _ in range(2)]
 while not all([each.has_ended() for each in both]):
     time.sleep(0.05)
 assert all([each.has_ended() for each in both for _ in range(3)])
@@ -51,7 +53,7 @@ import os, signal, time
 from gradwire.kernels.background import BackgroundCompilation
 from gradwire.kernels.cpu.cache import writable
 
-compiling = BackgroundCompilation({"draws", "topk", "blocks"}, writable())
+compiling = BackgroundCompilation({"draws", "topk", "blocks"}, writable(), time.monotonic)
 print(compiling._processes[0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -101,6 +103,30 @@ def test_modules_of_the_working_directory_are_not_taken_for_pythons_own(tmp_path
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["draws"], [], 0.0]
+
+
+@pytest.mark.parametrize("whose", ["its own", "another's"])
+def test_a_process_that_was_stopped_is_not_waited_for_without_a_limit(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps the lock. Gradients stayed dense as long, and `outer` had a limit of its own."""
+    stopped = tmp_path / "stopped"
+    stopped.write_text("#!/bin/sh\nkill -STOP $$\n")
+    stopped.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stopped))
+    monkeypatch.setattr(compiler, "lacking", frozenset)
+    with (tmp_path / "compiling").open("w") as lock:
+        if whose == "another's":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        passed_s = [0.0]
+        compiling = background.BackgroundCompilation({"topk"}, tmp_path, lambda: passed_s[0])
+        passed_s[0] = 0.99 * background.PATIENCE_S
+        assert not compiling.has_ended()
+        passed_s[0] = background.PATIENCE_S
+        assert compiling.has_ended()
+    assert "may have been stopped" in caplog.text
+    with (tmp_path / "compiling").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nor does a process of its own keep it
 
 
 @pytest.fixture(scope="module")

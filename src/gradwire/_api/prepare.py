@@ -51,8 +51,6 @@ _ENOUGH = 1 << 20
 """Elements that are compensated in a rehearsal at most: how many there are changes no kernel."""
 _LOOK_S = 0.05
 """Time between two looks whether kernels are there."""
-LONGEST_S = 300.0
-"""A round waits no longer for the other process, which may have been stopped. Then this one compiles."""
 LONG_S = 2.0
 """Compiling for longer than that is worth a line that shows by default, since others may wait for it."""
 
@@ -91,7 +89,7 @@ class PreparedBeside:
         start_s, never = now_s(), threading.Event()
         while self._begun:
             layout, memory, begun = self._begun[0]
-            while not begun.has_ended() and now_s() - start_s < LONGEST_S:
+            while not begun.has_ended():
                 never.wait(_LOOK_S)
             del self._begun[0]
             self._prepare(layout, memory)
@@ -138,7 +136,7 @@ def compilation_for(layouts: Sequence[Layout]) -> BackgroundCompilation | None:
         from gradwire.kernels.cpu.cache import writable
 
         folder = writable()
-        begun = None if folder is None else BackgroundCompilation(subjects, folder)
+        begun = None if folder is None else BackgroundCompilation(subjects, folder, now_s)
         return None if begun is None or begun.has_ended() else begun
     except Exception as error:  # where they are compiled instead, all ranks hear of what is wrong
         _LOG.info("kernels are compiled before the first step: %r", error)

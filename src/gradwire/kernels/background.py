@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gradwire.kernels import compiler
@@ -24,6 +24,10 @@ _LOG = logging.getLogger("gradwire")
 _NICE = 5
 """Priority below that of training. On a machine whose cores are all busy it gets a quarter of one; at 19 it
 would get a hundredth, and training would wait for hours."""
+
+PATIENCE_S = 300.0
+"""Time in which the kernels of one more subject have to come. Without it, a process that was stopped would
+hold the lock, and all others, without a limit."""
 
 _LOOK_S = 1.0
 """Time between two looks of the process whether the one that started it is alive."""
@@ -35,16 +39,20 @@ class BackgroundCompilation:
     The process ends with the object, and soon after the process that started it has ended, however that was.
     """
 
-    def __init__(self, subjects: Collection[str], folder: Path) -> None:
-        self._lacking, self._lock = frozenset(subjects), folder / "compiling"
+    def __init__(self, subjects: Collection[str], folder: Path, now_s: Callable[[], float]) -> None:
+        """Start the process, if no other one compiles. `now_s` reads a clock, in seconds."""
+        self._lacking, self._lock, self._now_s = frozenset(subjects), folder / "compiling", now_s
         self._has_ended = False
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._since_s = self._now_s()
+        """Time of the last look that found fewer kernels lacking, or that has started the process."""
         weakref.finalize(self, _stop, self._processes, os.getpid())
         self.has_ended()
 
     def has_ended(self) -> bool:
-        """True if nothing more comes: all kernels are in the cache, or this machine cannot compile them
-        beside training. That is final, so that ranks whose processes fail at different times come to agree.
+        """True if nothing more comes: all kernels are in the cache, this machine cannot compile them beside
+        training, or none has come for `PATIENCE_S`. That is final, so that ranks whose processes fail at
+        different times come to agree.
 
         A process is started when no other one compiles on this machine.
         """
@@ -56,14 +64,20 @@ class BackgroundCompilation:
         return self._has_ended
 
     def _look(self) -> bool:
-        self._lacking = compiler.lacking(self._lacking)
+        known, self._lacking = self._lacking, compiler.lacking(self._lacking)
+        if known != self._lacking:
+            self._since_s = self._now_s()
         if self._lacking and not self._processes:
             self._start()
-            return False
-        if self._lacking and (code := self._processes[0].poll()) is None:
-            return False
         if self._lacking:
-            self._fail(f"exit code {code}")
+            code = self._processes[0].poll() if self._processes else None
+            if code is None and self._now_s() - self._since_s < PATIENCE_S:
+                return False
+            self._fail(
+                f"none has come for {PATIENCE_S:.0f} s: the process that compiles may have been stopped"
+                if code is None
+                else f"exit code {code}"
+            )
         _stop(self._processes, os.getpid())
         return True
 
@@ -97,6 +111,7 @@ class BackgroundCompilation:
                     pass_fds=(lock,),
                 )
             )
+            self._since_s = self._now_s()
         except BlockingIOError:
             return
         finally:
@@ -106,7 +121,7 @@ class BackgroundCompilation:
 def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
     """End `processes`, but only in the process that started them: a forked one may collect a copy."""
     for each in processes if owner == os.getpid() else ():
-        each.terminate()
+        each.kill()  # a stopped one would not end otherwise
         each.wait()
     processes.clear()
 

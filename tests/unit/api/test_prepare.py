@@ -160,24 +160,3 @@ def test_compiling_is_said_when_it_begins_and_shows_by_default_when_it_takes_lon
     preparing.prepare("int8", {"blocks"}, 0, long_s)
     assert [each.levelname for each in caplog.records] == levels
     assert all("compiling kernels for int8" in each for each in caplog.messages)
-
-
-def test_a_round_compiles_by_itself_if_the_other_process_does_not_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Stopped:
-        def has_ended(self) -> bool:
-            return False
-
-    prepared = []
-    monkeypatch.setattr(preparing, "compilation_for", lambda _layouts: Stopped())
-    monkeypatch.setattr(preparing, "prepare_for", lambda layout, *_, **__: prepared.append(layout))
-    monkeypatch.setattr(preparing, "LONGEST_S", 0.2)
-    spec = ParameterSpec("a", (8,), torch.float32, 8)
-    layout = build([spec], recipe("int8").build(), None, torch.device("cpu"), 2)
-    beside = preparing.PreparedBeside(0, 2)
-    beside.begin(layout, HostDevice())
-    assert not prepared
-    beside.wait()
-    beside.wait()
-    assert prepared == [layout]
