@@ -21,7 +21,7 @@ from gradwire.comm import Pending
 from gradwire.comm.base import Finishing
 from gradwire.sources.fsdp import held
 from gradwire.sources.fsdp.routes import ByNodes, Straight
-from tests.process.scenes_fsdp import alike, loss_of, reshard, sharded, train, whole
+from tests.process.scenes_fsdp import Layered, alike, loss_of, reshard, sharded, train, whole
 
 VICTIM = 1
 
@@ -96,7 +96,8 @@ def untaking(way: str, kind: type[Straight | ByNodes]) -> Iterator[None]:
         pending: Pending = exchange(self, rows, row)
         return Finishing(pending, flip) if row.numel() > held.HEAD_BYTES + 90 else pending
 
-    decode_steps, numbers = held.decode_steps, {"no room": {0, 1, 2}, "last": {2}, "two": {1, 2}}
+    decode_steps = held.decode_steps
+    numbers = {"no room": {0, 1, 2}, "last": {2}, "two": {1, 2}, "two told": {1, 2}}
 
     def without_room(code: Tensor, values: Tensor, key: Any) -> None:
         if key.module in numbers[way]:
@@ -114,9 +115,13 @@ def untaken(way: str, nodes: list[list[int]] | None) -> dict[str, Any]:
     masters = []
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for ours in (True, False):
-        model: Any = sharded(mp_policy=policy, reshard_after_forward=way != "two")
+        make = partial(Layered, blocks=4 if way == "two told" else 2)
+        model: Any = sharded(make, mp_policy=policy, reshard_after_forward=way != "two")
         if way == "two":  # both are under way before the first one comes
             model.set_modules_to_forward_prefetch(list(model.blocks))
+        elif way == "two told":  # the head that tells of the second is under way when all hear of the first
+            for number, each in enumerate((model, *model.blocks)):
+                each.set_modules_to_forward_prefetch(list(model.blocks)[number : number + 2])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         if ours:
             gradwire.attach(model, optimizer, "dense", gather="exact", nodes=nodes)
@@ -135,6 +140,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "killed after the heads": partial(between, die),
     "raises after the heads": partial(between, refuse),
     "damage": partial(untaken, "damage", None),
-    **{way: partial(untaken, way, None) for way in ("no room", "last", "two")},
+    **{way: partial(untaken, way, None) for way in ("no room", "last", "two", "two told")},
     "damage, by nodes": partial(untaken, "damage", [[0, 1], [2, 3]]),
 }

@@ -44,7 +44,7 @@ def test_survivors_raise_long_before_the_timeout(tmp_path: Path, where: str) -> 
     ("way", "world"),
     [
         ("last", 2),
-        pytest.param("two", 2, marks=pytest.mark.rest),
+        *(pytest.param(way, 2, marks=pytest.mark.rest) for way in ("two", "two told")),
         pytest.param("damage", 2, marks=pytest.mark.rest),
         pytest.param("no room", 2, marks=pytest.mark.rest),
         pytest.param("damage, by nodes", 4, marks=pytest.mark.rest),

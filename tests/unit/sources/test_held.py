@@ -62,7 +62,7 @@ class Rank:
         random = torch.Generator().manual_seed(comm.rank)
         self.shard = (0.02 * torch.randn(NUMEL, generator=random)).to(dtype)
         self.forgotten, where = list[bool](), torch.device("cpu")
-        self.verdict = Verdict(["a module", "another"], lambda: self.forgotten.append(True))
+        self.verdict = Verdict(["a module", "another"], lambda _same: self.forgotten.append(True))
         self.modules = [
             Held(torch.zeros(comm.world, NUMEL, dtype=dtype), number, self.verdict, where, guard_every)
             for number in range(2)

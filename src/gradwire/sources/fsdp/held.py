@@ -31,7 +31,8 @@ MOST_BITS = 12
 AS_IT_IS = -1
 """In the place of a length: the numbers themselves will come."""
 FAILED = -2
-"""In the place of a length: this rank could not take what an earlier gather of the module has brought."""
+"""In the place of a length: this rank could not take what an earlier gather has brought, of the module whose
+number is in the place of the state."""
 HEAD_BYTES = 32
 """Of a rank's head: number of the module, length, state and digest."""
 SCATTER = -1
@@ -50,8 +51,9 @@ class Verdict:
     """
 
     labels: Sequence[str]
-    forget: Callable[[], None]
-    """Lets FSDP2 gather all modules anew, after a pass that has broken off on all ranks."""
+    forget: Callable[[bool], None]
+    """Lets FSDP2 gather all modules anew, after a pass that has broken off on all ranks. True if ranks are at
+    one place of it, so that the same gathers are in flight: these are ended."""
     failure: tuple[int, Exception] | None = None
     """Number of a module, and what went wrong there on this rank: the first one since a head told of one."""
     is_untold: bool = False
@@ -68,8 +70,8 @@ class Verdict:
         """The head of a gather of the module `number`, as bytes; or that of a failure, once."""
         self.is_untold = False
         if self.failure is not None:
-            (number, self._told), self.failure = self.failure, None
-            length, state, digest = FAILED, 0, 0
+            (failed, self._told), self.failure = self.failure, None
+            length, state, digest = FAILED, failed, 0
         words = [number, length, _signed(state), _signed(digest)]
         return torch.tensor(words, dtype=torch.int64, device="cpu").view(torch.uint8)
 
@@ -81,15 +83,16 @@ class Verdict:
         """
         columns: list[list[int]] = heads[:, :HEAD_BYTES].contiguous().cpu().view(torch.int64).T.tolist()
         numbers, lengths, states, digests = columns
-        told = zip(route.targets, numbers, lengths, strict=True)
-        failures = [route.world * (number + 1) + rank for rank, number, length in told if length == FAILED]
+        told = zip(route.targets, states, lengths, strict=True)
+        failures = [route.world * (failed + 1) + rank for rank, failed, length in told if length == FAILED]
         comes = any(lengths) or len({*states}) > 1 or len({*digests}) > 1
         heard = yield from route.heard([max(failures, default=0), min(numbers), max(numbers), int(comes)])
         failed, lowest, highest, coming = zip(*heard, strict=True)
         word, is_apart = max(failed), min(lowest) != max(highest)
         if word or is_apart:  # NaN of one rank are gathered anew, and so by all
-            self.forget()
-            self.failure, mine, self._told = None, self._told, None
+            mine, self._told = self._told, None
+            self.forget(not is_apart)
+            self.failure = self._told = None  # what gathers in flight have brought is of this pass, too
             if mine is not None:
                 raise mine
         if word:

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -256,10 +256,17 @@ class Traffic:
             each.reshard()
             gather.is_unrounded = unrounded
 
-    def _break_off(self) -> None:
-        """Let all ranks gather all modules anew, and drop in the next pass what is left of this one."""
+    def _break_off(self, is_at_one_place: bool) -> None:
+        """Let all ranks gather all modules anew, and drop in the next pass what is left of this one.
+
+        Ranks that are at one place of it have the same gathers in flight, and end them in one order. What
+        these would tell of the pass is told already.
+        """
         self._is_broken_off = True
-        for each in self.modules:
+        for each, gather in zip(self.modules, self.gathers, strict=True):
+            if is_at_one_place:
+                with suppress(Exception):
+                    gather.finish()
             each.forget_gather()
 
     # -- in a backward pass
