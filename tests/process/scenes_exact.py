@@ -7,7 +7,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
 from gradwire_lab.workloads.catalogue import workload
 from tests.process.scenes_fsdp import (
     LOOPS,
+    WIDTH,
     Layered,
     Tied,
     adam,
@@ -178,6 +179,99 @@ def moved(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[
         dcp.load(state, checkpoint_id=folder)
         model.load_state_dict(state["model"])
     return losses + train(model, optimizer, range(4, 6))
+
+
+def in_backward(model: nn.Module) -> torch.optim.Optimizer:
+    """Each parameter has an optimizer, which steps in the backward pass as soon as its gradient is there."""
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.05)
+
+        def step(_parameter: Tensor, own: torch.optim.Optimizer = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    return torch.optim.SGD(model.parameters(), lr=0.0)  # finds no gradients
+
+
+def gathered_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Three micro-batches a step, between which parameters stay gathered."""
+    losses = []
+    assert isinstance(model, FSDPModule)
+    for step in range(4):
+        optimizer.zero_grad()
+        for part in range(3):
+            model.set_requires_gradient_sync(part == 2)
+            model.set_reshard_after_backward(part == 2)
+            loss = loss_of(model, 3 * step + part)
+            loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def far_ahead(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """All gathers of a pass are in flight at once."""
+    modules = [each for each in model.modules() if isinstance(each, FSDPModule)]
+    for number, each in enumerate(modules):
+        each.set_modules_to_forward_prefetch(modules[number + 1 :])
+        each.set_modules_to_backward_prefetch(modules[:number][::-1])
+    return train(model, optimizer, range(5))
+
+
+def raised(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """All ranks raise in the middle of a pass, catch it, and begin the next pass."""
+    losses = train(model, optimizer, range(2))
+    last = model.blocks[-1][0]  # type: ignore[index]
+
+    def refuse(*_: Any) -> None:
+        raise KeyError("planted")
+
+    planted = last.register_forward_pre_hook(refuse)
+    with suppress(KeyError):
+        loss_of(model, 9)
+    planted.remove()
+    return losses + train(model, optimizer, range(2, 5))
+
+
+class Adapted(nn.Linear):
+    """A linear layer, and beside it an adapter of rank 4."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.up(self.down(inputs))
+
+
+class WithAdapters(Layered):
+    """Blocks whose weights are frozen beside adapters that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block[0] = Adapted()
+
+
+def each_alone() -> dict[str, Any]:
+    """A root with 40 modules under `fully_shard`, some of them of 130 parameters."""
+    found, policy = [], MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for ours in (True, False):
+        torch.manual_seed(0)
+        model = Layered(blocks=20)
+        for block in model.blocks:
+            for each in block.children():
+                fully_shard(each, mesh=mesh(), mp_policy=policy)
+        fully_shard(model, mesh=mesh(), mp_policy=policy)
+        optimizer = adam(model)
+        if ours:
+            wire = gradwire.attach(model, optimizer, "dense", gather="exact", nodes=None)
+        losses = far_ahead(model, optimizer)
+        found.append((whole(model), torch.tensor(losses, dtype=torch.float64)))
+        if ours:
+            sent = kinds(wire, "gathered")
+    return {"same": all(torch.equal(*map(bits, pair)) for pair in zip(*found, strict=True)), "kinds": sent}
 
 
 def signs(model: nn.Module) -> torch.optim.Optimizer:
@@ -374,6 +468,8 @@ def refused() -> dict[str, str]:
     }
 
 
+FROZEN = "first", "last", "side", *(f"blocks.{block}.0.{name}" for block in range(2) for name in ("w", "b"))
+"""Where names of parameters begin that are not adapters'."""
 PLAIN: dict[str, dict[str, Any]] = {
     "AdamW": {"loop": plain},
     "SGD": {"loop": plain, "optimizer": sgd},
@@ -395,6 +491,12 @@ PLAIN: dict[str, dict[str, Any]] = {
     "left out": {"loop": left_out},
     "not a number": {"loop": not_a_number},
     "dropped": {"loop": dropped},
+    "gathered once": {"loop": gathered_once},
+    "far ahead": {"loop": far_ahead, "make": partial(Layered, blocks=6)},
+    "raised": {"loop": raised},
+    "adapters": {"loop": evaluated, "make": WithAdapters, "frozen": FROZEN},
+    "offloaded": {"loop": plain, "offload_policy": CPUOffloadPolicy(pin_memory=False)},
+    "moved in backward": {"loop": plain, "optimizer": in_backward},
     **{
         f"moved by {how}": {"loop": partial(moved, how)}
         for how in (".data", "_local_tensor", "average", "load_state_dict", "dcp", "on one rank")
@@ -412,6 +514,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "switched": switched,
     "switched in between": switched_in_between,
     "in another world": other_world,
+    "each alone": each_alone,
     "of text": of_text,
     "let go": let_go,
     "refused": refused,

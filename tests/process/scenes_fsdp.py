@@ -1274,8 +1274,8 @@ def on_unequal_nodes() -> dict[str, Any]:
     return found
 
 
-PREDICTED = ("dense", "int8", "dense+int8", "bf16+bf16", "int8+int8", "int4+int8")
-"""Scatters, and after a plus gathers."""
+PREDICTED = ("dense", "int8", "dense+int8", "bf16+bf16", "int8+int8", "int4+int8", "int8+exact")
+"""Scatters, and after a plus gathers. Exact ones are of weights that stay, so that no bits are guessed."""
 
 
 def predicted(nodes: Any) -> dict[str, Any]:
@@ -1287,13 +1287,17 @@ def predicted(nodes: Any) -> dict[str, Any]:
     for text in PREDICTED:
         recipe, _, gather = text.partition("+")
         model = nn.Sequential(nn.Linear(50, WIDTH), nn.Linear(WIDTH, 37))
-        [plan] = gradwire.plan(model, sharded=True, candidates=[text], **how).candidates
+        with patch("gradwire._api.plan_fsdp.EXACT_BITS", 0.0):
+            [plan] = gradwire.plan(model, sharded=True, candidates=[text], **how).candidates
+        policy = BF16 if gather == "exact" else MixedPrecisionPolicy()
         for each in model:
-            fully_shard(each, mesh=mesh())
-        fully_shard(model, mesh=mesh())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            fully_shard(each, mesh=mesh(), mp_policy=policy)
+        fully_shard(model, mesh=mesh(), mp_policy=policy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if gather == "exact" else 0.01)
         wire = gradwire.attach(model, optimizer, recipe, gather=gather or None, nodes=nodes)
-        for _ in range(2):
+        for step in range(3):
+            if step == 1:  # bytes count from here on: first gathers are as they are
+                wire.switch(recipe)
             optimizer.zero_grad()
             model(torch.ones(3, 50)).square().mean().backward()
             optimizer.step()
@@ -1301,7 +1305,11 @@ def predicted(nodes: Any) -> dict[str, Any]:
         sent, inside = report.wire_bytes_per_step, report.inside_bytes_per_step
         found[text] = {
             "planned": [plan.node_bytes, plan.wire_bytes, plan.memory_bytes],
-            "counted": [sent * how.get("per_node", 1), sent + inside, report.memory_bytes],
+            "counted": [
+                sent * how.get("per_node", 1),
+                sent + inside,
+                report.memory_bytes + report.as_dict()["held_bytes"],
+            ],
             "levels": [plan.two_levels, report.per_node > 1],
         }
     return found

@@ -110,6 +110,21 @@ def test_fsdp2_and_its_traffic_in_few_bits_beside_each_other(tmp_path):
 
 
 @pytest.mark.rest
+def test_exact_gathers_train_as_fsdp2_in_16_bits_for_fewer_bytes(tmp_path):
+    path = tmp_path / "out.json"
+    sizes = ["--steps", "2", "--rounds", "2", "--warmup", "2"]
+    settings = ["--sharded", "--peers", "fsdp2(param_dtype=bfloat16)", "--recipes", "dense+exact"]
+    done = bench(*settings, *sizes, "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    stock, exact = json.loads(path.read_text())["rows"]
+    assert exact["fingerprint"] == stock["fingerprint"]
+    # Exact gathers send other bytes in each step, so those of the counted steps.
+    assert exact["announced_bytes_per_step"] < 0.8 * stock["wire_bytes_per_step"]
+    if exact["interface_bytes_per_step"] is not None:  # no counters in backend mode
+        assert 1.0 < exact["interface_bytes_per_step"] / exact["announced_bytes_per_step"] < 1.2
+
+
+@pytest.mark.rest
 def test_a_misspelt_peer_is_refused_with_the_nearest_name():
     done = bench("--peers", "ddb")
     assert done.returncode == 2

@@ -32,8 +32,14 @@ def test_every_bit_is_stock_fsdp2s(two: Scenes, scene: str) -> None:
         assert "of gathered parameters on every rank" in found["text"]
 
 
+ON_FOUR = ["AdamW", "accumulated", "gathered again over two", "by nodes, dropped"]
+
+
 @pytest.mark.rest
-@pytest.mark.parametrize("scene", ["AdamW", "accumulated", "gathered again over two", "by nodes, dropped"])
+@pytest.mark.parametrize(
+    "scene",
+    [*ON_FOUR, *(pytest.param(each, marks=pytest.mark.full) for each in PLAIN if each not in ON_FOUR)],
+)
 def test_on_four_ranks_too(four: Scenes, scene: str) -> None:
     for found in value(four, scene):
         assert found["same"]
@@ -53,6 +59,13 @@ def test_a_run_resumes_bit_for_bit_and_gathers_may_be_switched(two: Scenes) -> N
     assert all(found["same"] for found in value(two, "resumed"))
     for found in value(two, "switched"):
         assert [any("exact" in kind for kind in each) for each in found["kinds"]] == [True, False, True]
+
+
+@pytest.mark.rest
+def test_many_modules_that_are_gathered_far_ahead_have_the_bits_of_stock(two: Scenes) -> None:
+    for found in value(two, "each alone"):
+        assert found["same"]
+        assert "exact: changes" in found["kinds"]
 
 
 @pytest.mark.rest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import gradwire
@@ -139,14 +141,17 @@ def test_a_simulation_has_the_rows_of_the_plan() -> None:
     rows = _rows()
     assert four.keys() == rows.keys()
     assert all(four[each].step_s == pytest.approx(rows[each].step_s) for each in rows)
-    nodes = gradwire.simulate("resnet50", workers=(8, 16), sharded=True, **SLOW, **NODES)  # type: ignore[arg-type]
+    names = [*CANDIDATES, "int4+exact"]
+    how: dict[str, Any] = {**SLOW, **NODES, "candidates": names}
+    nodes = gradwire.simulate("resnet50", workers=(8, 16), sharded=True, **how)
     for world in (8, 16):
-        on = _rows(world, **NODES)
+        on = _rows(world, **NODES, candidates=names)
         for outcome in nodes.outcomes:
             if outcome.workers == world:
                 each = on[outcome.recipe]
                 assert (outcome.node_bytes, outcome.wire_bytes) == (each.node_bytes, each.wire_bytes)
                 assert outcome.two_levels == each.two_levels
+                assert outcome.memory_bytes == each.memory_bytes
                 assert outcome.step_s == pytest.approx(each.step_s)
     late = gradwire.simulate("resnet50", workers=(4,), sharded=True, stragglers=0.5, **SLOW)
     assert all(each.efficiency < four[each.recipe].efficiency for each in late.outcomes)
