@@ -125,8 +125,10 @@ def signs() -> None:
 
 def ulps() -> None:
     for halves in (Halves(7, 121), Halves(10, 9)):
-        words, table = torch.zeros(2 * N // TILE, dtype=torch.int32), torch.zeros(16, dtype=torch.uint8)
-        device.add_widths(words, torch.zeros(N, dtype=torch.int16), halves, table)
+        old, table = torch.zeros(N, dtype=torch.int16), torch.zeros(16, dtype=torch.uint8)
+        device.tally_changes(old, old, halves.mantissa)
+        device.pack_widths(old, old, halves, table)
+        device.add_widths(torch.zeros(2 * N // TILE, dtype=torch.int32), old, halves, table)
 
 
 def places() -> None:

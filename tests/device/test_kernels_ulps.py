@@ -27,6 +27,19 @@ def test_what_is_decoded_is_what_the_cpu_decodes(numel: int, dtype: torch.dtype,
             assert torch.equal(out, new)
 
 
+@looped("numel", [1, 2 * TILE + 77])
+@looped(("dtype", "halves"), [(torch.bfloat16, Halves(7, 121)), (torch.float16, Halves(10, 9))])
+def test_what_is_counted_and_coded_is_what_the_contracts_say(
+    numel: int, dtype: torch.dtype, halves: Halves
+) -> None:
+    for move in (*MOVES, 10.0):
+        old, new = pair(numel, dtype, move)
+        tally = device.tally_changes(new, old, halves.mantissa)
+        assert torch.equal(tally, plain.tally_changes(new, old, halves.mantissa))
+        words = device.pack_widths(new, old, halves, WIDTHS)
+        assert torch.equal(words, plain.pack_widths(new, old, halves, WIDTHS))
+
+
 def test_words_that_fit_no_numbers_are_told_and_nothing_outside_is_read_or_written() -> None:
     halves, random = Halves(7, 121), torch.Generator().manual_seed(3)
     old, new = pair(TILE + 40, torch.bfloat16, 1e-3)

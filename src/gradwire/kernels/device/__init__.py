@@ -1,4 +1,5 @@
-"""Kernels for GPUs, in Triton. None of them reads a number on the host.
+"""Kernels for GPUs, in Triton. None of them reads a number on the host, but `ulps.pack_widths`: its code is
+as long as changes make it.
 
 A file has the name of the contracts' file in `kernels/`. Its typed functions are twins: they have the
 contracts' names and signatures, and launch the untyped kernels below them. Results depend on the arguments
