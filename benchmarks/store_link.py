@@ -267,6 +267,15 @@ def report(args: argparse.Namespace, notes: Sequence[Note]) -> Note:
         told[what] = took_s
     asked = [one["requests"] for each in rounds for one in each["sites"]]
     print(f"requests from coded to received: {median(asked):.0f} in the median, {max(asked)} at most")
+    least = min(each["bytes"][0] for each in notes)
+    for each in notes:
+        for write in (one for one in each["requests"] if one["what"] == "upload"):
+            took_s = min(write.get("to", math.inf), each["steps"][-1]["to"]) - write["from"]
+            told["snapshot_bit_per_s"] = 8.0 * (each["bytes"][0] - least) / took_s
+            print(
+                f"a snapshot of {write['size'] / 1e6:.0f} MB is written at "
+                f"{told['snapshot_bit_per_s'] / 1e6:.2f} Mbit/s ({took_s:.0f} s of it were seen)"
+            )
     print(f"memory of a site: {max(each['resident_kib'] for each in notes) / 2**20:.2f} GiB at most")
     return told
 
