@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
@@ -109,14 +110,22 @@ def momentum() -> bool:
     return bool(wire.settled)
 
 
-def rounds() -> dict[str, Any]:
+def _stored() -> dict[str, Any]:
+    """Members that meet in a folder."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder, src=0)
+    name, count = f"site-{dist.get_rank()}", dist.get_world_size()
+    return {"members": gradwire.members.store(folder[0], name, at_least=count, beat_s=2.0)}
+
+
+def rounds(who: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Two rounds of local steps, the first of which waits for kernels; and the same where they are there."""
     found: dict[str, Any] = {}
     for steps in (0, 3):
         model = perceptron()
         optimizer = optimizer_of(model)
         with lacks_kernels(1, steps) as compiling:
-            wire = gradwire.outer(model, optimizer, RECIPE, every=2, replicas=dist.group.WORLD)
+            wire = gradwire.outer(model, optimizer, RECIPE, every=2, **who())
         train(model, optimizer, range(1))
         found["asked before"] = compiling.questions
         train(model, optimizer, range(1, 2))
@@ -134,5 +143,6 @@ SCENES = {
     "a state of after": lambda: _goes_on(7),
     "switches": switches,
     "momentum": momentum,
-    "rounds": rounds,
+    "rounds": lambda: rounds(lambda: {"replicas": dist.group.WORLD}),
+    "rounds over a store": lambda: rounds(_stored),
 }

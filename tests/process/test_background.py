@@ -14,6 +14,7 @@ import pytest
 
 from gradwire.kernels import background, compiler
 from tests.support.command import eventually
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -161,9 +162,10 @@ def test_what_does_more_than_compress_is_not_replaced_by_dense_gradients(world: 
     assert value(world, "momentum") == [True] * 3
 
 
-def test_the_first_round_waits_for_kernels_and_local_steps_do_not(world: Scenes) -> None:
+@pytest.mark.parametrize("which", rest(["rounds", "rounds over a store"], but=["rounds"]))
+def test_the_first_round_waits_for_kernels_and_local_steps_do_not(world: Scenes, which: str) -> None:
     """They were compiled in `outer`, before the first local step, and all replicas waited for the slowest."""
-    found = value(world, "rounds")
+    found = value(world, which)
     asked = [[each[when] for when in ("asked before", "asked", "asked again")] for each in found]
     assert asked == [[0, 0, 0], [0, 4, 4], [0, 0, 0]], "rank 1 lacks them for three questions"
     assert len({each[which] for each in found for which in ("digest 0", "digest 3")}) == 1

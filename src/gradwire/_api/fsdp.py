@@ -16,7 +16,7 @@ from torch import nn
 
 from gradwire._api.configuration import Configuration, Gathered
 from gradwire._api.parts import Ranks, lacking
-from gradwire._api.prepare import prepare
+from gradwire._api.prepare import compiled_beside, prepare
 from gradwire._api.report import Report, account_of
 from gradwire._api.wire import Wire
 from gradwire.agreement.agree import (
@@ -29,9 +29,11 @@ from gradwire.agreement.agree import (
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
 from gradwire.checkpoint import file_set
+from gradwire.checkpoint.state import Missing, Saved
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm import groups as lending
 from gradwire.kernels import compiler
+from gradwire.measure.probe import slowest
 from gradwire.placement import device_at
 from gradwire.quantities import bytes_text, counted
 from gradwire.recipes import Composition, Recipe
@@ -103,13 +105,13 @@ def attach_to_fsdp(
         _connect(traffic, wished, control)
         lent += traffic.routes.groups
         _say(traffic, control)
-        prepare(wished.scattering.text, compiler.imported(), control.rank)
+        all_have_kernels = _awaited(traffic, control)
         memory, held = on_all_ranks(
             lambda: (traffic.make_room(wished.scattering), traffic.make_held(wished)),
             "make room for what is unsent or held",
             control,
         )
-    traffic.install(model, memory, held)
+    traffic.install(model, memory, held, all_have_kernels)
     steps.watch(model)
     claim(carrier)
     close_with(model, traffic.routes)
@@ -141,8 +143,11 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     modules, wished = check_inside(model, asked)
     where = modules[0].device
     traffic = Traffic(modules, wished, OptimizerLog({}, (), device_at(where)))
-    prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
-    traffic.install(model, [None] * len(modules), [None] * len(modules))
+    all_have_kernels = None
+    if where.type == "cpu":
+        control = traffic.routes.control = lending.Borrowed(traffic.group)
+        all_have_kernels = _awaited(traffic, control)
+    traffic.install(model, [None] * len(modules), [None] * len(modules), all_have_kernels)
     close_with(model, traffic.routes)
     if dist.get_rank() == 0:
         _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
@@ -292,6 +297,41 @@ def _connect(traffic: Traffic, wished: Wished, control: ProcessGroupComm) -> Non
     traffic.routes.by_nodes = ByNodes(nodes, rank, inside, between, where)
 
 
+def _awaited(traffic: Traffic, control: Comm) -> Callable[[], bool] | None:
+    """A collective over `control` that tells whether all ranks have the kernels of `traffic`, while another
+    process compiles them; `None` if there is nothing to wait for. A collective.
+    """
+    subjects = _subjects(traffic)
+    has_kernels = compiled_beside(subjects, control)
+    if has_kernels is None:
+        _prepare(traffic, control)
+        return None
+    if control.rank == 0:
+        _LOG.info(
+            "FSDP2's own traffic is uncoded until its kernels are compiled, which another process does; "
+            "`gradwire warmup` does it beforehand"
+        )
+
+    def all_have_kernels() -> bool:
+        if slowest(control, [float(not has_kernels())]) != [0.0]:
+            return False
+        _prepare(traffic, control)
+        return True
+
+    return all_have_kernels
+
+
+def _prepare(traffic: Traffic, control: Comm) -> None:
+    """Load the kernels of `traffic`, or compile them. Raises nothing."""
+    prepare(traffic.asked.scattering.text, _subjects(traffic), control.rank)
+
+
+def _subjects(traffic: Traffic) -> frozenset[str]:
+    """Kernels for the CPU that `traffic` may call. Those of a device are compiled by their first calls."""
+    is_needed = traffic.asked.is_coded and traffic.modules[0].device.type == "cpu"
+    return compiler.imported() if is_needed else frozenset()
+
+
 def _loss_scale_of(
     scaler: torch.amp.GradScaler | None, where: torch.device
 ) -> Callable[[], torch.Tensor | None]:
@@ -407,9 +447,7 @@ class TrafficRanks(Ranks):
             lambda: traffic.made,
             lambda: state.save(traffic, control),
             lambda saved: state.fits(traffic, saved),
-            lambda saved, missing, mean: state.load(
-                traffic, control, saved, missing, mean=mean or not state.fits(traffic, saved)
-            ),
+            self._load,
         )
         super().__init__(of, partial(state.save_mean, traffic, control))
 
@@ -418,6 +456,13 @@ class TrafficRanks(Ranks):
             raise ValueError(f"{call}: the wire was detached, and FSDP2 carries its traffic itself")
         self._calls.require_between_steps(call)
         self._calls.begin(call, self.traffic.made)
+
+    def _load(self, saved: Saved, missing: Missing, mean: bool) -> None:
+        traffic, control = self.traffic, self.control
+        if traffic.awaits_kernels:  # unsent gradient that is loaded is that of the recipe which was asked for
+            _prepare(traffic, control)
+            traffic.begin_awaited()
+        state.load(traffic, control, saved, missing, mean=mean or not state.fits(traffic, saved))
 
     def _together(self, call: str, function: Callable[[], T]) -> T:
         self.begin(call)
@@ -449,7 +494,7 @@ class TrafficRanks(Ranks):
         traffic = self.traffic
 
         def made() -> tuple[Wished, Any, Any]:
-            wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
+            wanted = traffic.asked.gather if gather == "as before" else _gather(gather)
             wished = Wished(scattering(parsed(recipe)), wanted)
             _check_gather(traffic.modules, wished, Configuration(recipe))
             return wished, traffic.make_room(wished.scattering), traffic.make_held(wished)
@@ -459,6 +504,7 @@ class TrafficRanks(Ranks):
         require_agreement(texts, self.control)
         _connect(traffic, wished, self.control)
         traffic.change(wished, memory, held)
+        _prepare(traffic, self.control)
         _say(traffic, self.control)
 
     def flush(self, call: str, prepare: Callable[[], T]) -> T:
@@ -487,7 +533,7 @@ class FSDPWire(Wire):
     _ranks: TrafficRanks
 
     def __init__(self, ranks: TrafficRanks) -> None:
-        steps = lacking(_NOT_KNOWN, settled=True, no_sync=ranks.no_sync)  # decided from the beginning
+        steps = lacking(_NOT_KNOWN, no_sync=ranks.no_sync)
         super().__init__(steps, lacking(_NOT_KNOWN), ranks, ranks)
         self._traffic, self._control, self._model = ranks.traffic, ranks.control, ranks.model
 
@@ -497,6 +543,11 @@ class FSDPWire(Wire):
         return f"FSDPWire({report.recipe}, gather={report.gather!r}, step {report.step}{sends})"
 
     # -- what it tells
+
+    @property
+    def settled(self) -> bool:
+        """False while everything travels uncoded, until kernels are compiled."""
+        return not self._traffic.awaits_kernels
 
     def report(self) -> FSDPReport:
         """An account of what each module sends, and what it costs. It sends nothing.
@@ -510,8 +561,9 @@ class FSDPWire(Wire):
         own, (*_, ring, inside, coding_s) = account_of(traffic), traffic.per_pass()
         nodes = traffic.nodes if traffic.routes.by_nodes is not None else None
         sent = own["gather_bytes_per_step"] + own["scatter_bytes_per_step"]
+        waits = " (dense until its kernels are compiled)" if traffic.awaits_kernels else ""
         return FSDPReport(
-            recipe=traffic.wished.scattering.text,
+            recipe=f"{traffic.asked.scattering.text}{waits}",
             why="as configured",
             step=traffic.made,
             world=self._control.world,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -78,7 +78,7 @@ class PreparedBeside:
 
     def begin(self, layout: Layout, memory: Device) -> None:
         """Have the kernels as `prepare_for`, or let them be compiled until `wait`. Raises nothing."""
-        begun = compilation_for([layout]) if memory.is_host else None
+        begun = compilation_for(_subjects([layout])) if memory.is_host else None
         if begun is None:
             self._prepare(layout, memory)
         else:
@@ -118,18 +118,27 @@ def awaited(chosen: Recipe, specs: Sequence[ParameterSpec], env: ReducerEnvironm
     layouts = [build(specs, each, *given) for each in may_run]
     if env.alone or not all(map(only_compresses, layouts)):
         return None
-    begun = compilation_for([each for each in layouts if env.placed(each).memory.is_host])
-    if slowest(env.control, [float(begun is not None)]) == [0.0]:
+    subjects = _subjects([each for each in layouts if env.placed(each).memory.is_host])
+    has_kernels = compiled_beside(subjects, env.control)
+    return None if has_kernels is None else KernelsController(asked, has_kernels)
+
+
+def compiled_beside(subjects: Collection[str], control: Comm) -> Callable[[], bool] | None:
+    """Let another process compile the kernels of `subjects`, on each machine that lacks some. Returns whether
+    nothing more comes on this rank's machine, as a function; `None` if no rank lacks any. A collective over
+    `control`.
+    """
+    begun = compilation_for(subjects)
+    if slowest(control, [float(begun is not None)]) == [0.0]:
         return None
-    return KernelsController(asked, (lambda: True) if begun is None else begun.has_ended)
+    return (lambda: True) if begun is None else begun.has_ended
 
 
-def compilation_for(layouts: Sequence[Layout]) -> BackgroundCompilation | None:
-    """Compilation of the kernels that `layouts` call on the CPU; `None` if they are there, or have to be
-    compiled here. Raises nothing: peers wait.
+def compilation_for(subjects: Collection[str]) -> BackgroundCompilation | None:
+    """Compilation of the kernels of `subjects` for the CPU; `None` if they are there, or have to be compiled
+    here. Raises nothing: peers wait.
     """
     try:
-        subjects = _subjects(layouts)
         if compiles_first() or os.name != "posix" or not compiler.lacking(subjects):
             return None
         from gradwire.kernels.background import BackgroundCompilation  # which needs POSIX

@@ -16,6 +16,7 @@ from torch import nn
 from gradwire._api.configuration import Configuration
 from gradwire._api.moving import MovingWire, for_fixed, site_of
 from gradwire._api.parts import lacking
+from gradwire._api.prepare import PreparedBeside
 from gradwire._api.report import Report
 from gradwire.agreement.agree import on_all_ranks, require_agreement
 from gradwire.checkpoint import file_set
@@ -87,8 +88,11 @@ def stored(
             source.coded, chosen.build(), given.policy, source.device, 2, given.memory_dtype, source.tuning
         )
         source.suits(layout, (optimizers.outer,))
-        source.code_by(layout, site, seed=given.seed, number=number_from(members.name) >> 33)
+        beside = PreparedBeside(site.rank, world=2)
+        number = number_from(members.name) >> 33
+        source.code_by(layout, site, beside.wait, seed=given.seed, number=number)
         check_size(members.url, source.payload_bytes(0))
+        beside.begin(layout, device_at(source.device))
         return membership, str(chosen), _terms(source, given, chosen, members)
 
     try:

@@ -45,13 +45,18 @@ class StoredSteps(MovingSteps):
     """The ranks of this replica."""
     dropped: Callable[[str], None]
     """Called, with the reason, where Δ is lost by an offer or a landing."""
+    await_kernels: Callable[[], None]
+    """Returns when the kernels of the coder are there. Local steps do not wait for them."""
     _sent: Mapping[str, Tensor] = MappingProxyType({})
     """This replica's parameters when it last made an offer."""
 
-    def code_by(self, layout: Layout, site: Site, *, seed: int, number: int) -> None:
-        """Code Δ by `layout` on the ranks of `site`, before the first round. The other arguments are those of
-        `Coder`.
+    def code_by(
+        self, layout: Layout, site: Site, await_kernels: Callable[[], None], *, seed: int, number: int
+    ) -> None:
+        """Code Δ by `layout` on the ranks of `site`, once `await_kernels` returns. The other arguments are
+        those of `Coder`.
         """
+        self.await_kernels = await_kernels
         self.site, self.coder = site, Coder(layout, self.rounds.delta.buckets, seed=seed, number=number)
 
     @property
@@ -98,6 +103,7 @@ class StoredSteps(MovingSteps):
         """See `Replica.offer`. Only the first rank gets the payload."""
         if not self.rounds.steps:
             return None
+        self.await_kernels()
         bad, failure = self.rounds.packed()
         if bad:
             self.rounds.round = self.rounds.round.dropped(self.attempts.count)
@@ -131,6 +137,7 @@ class StoredSteps(MovingSteps):
     @torch.no_grad()
     def land(self, round_: int, offers: Sequence[Offer], *, mine: bool) -> None:
         """See `Replica.land`. Only the first rank has the offers."""
+        self.await_kernels()
         told = self.site.told(json.dumps([[len(each.payload), each.weight] for each in offers]))
         lengths, weights = zip(*json.loads(told), strict=True)
         right, size = self.payload_bytes(round_), self.coder.size(round_)

@@ -47,6 +47,20 @@ class Wished:
         return self.scattering.coding is not None or self.gather is not None
 
 
+_UNCODED = Wished(Scattering("dense"))
+
+
+@dataclass
+class _Awaited:
+    """Sent once all ranks have the kernels: the codings, and the memory and held parameters of modules."""
+
+    wished: Wished
+    memory: Sequence[Unsent | None]
+    held: Sequence[Held | None]
+    all_have_kernels: Callable[[], bool]
+    is_due: bool = False
+
+
 class Traffic:
     """All gathers and scatters of one model, from `install` until `remove`.
 
@@ -116,6 +130,7 @@ class Traffic:
         self._verdict = Verdict([each.label for each in modules], self._break_off)
         self._is_broken_off = False
         """True from an error that all ranks raise in a pass, until the next pass."""
+        self._awaited: _Awaited | None = None
         told = set[str]()
         self.gathers = [
             ParameterGather(each, self.routes, GATHERS[wished.gather], wished.gather or "", told)
@@ -182,11 +197,26 @@ class Traffic:
         world, how = self.group.size(), self.can_go_back
         return Unsent(columns, self.targets, world, dtype, device, can_go_back=how)
 
-    def install(self, model: nn.Module, memory: Sequence[Unsent | None], held: Sequence[Held | None]) -> None:
+    def install(
+        self,
+        model: nn.Module,
+        memory: Sequence[Unsent | None],
+        held: Sequence[Held | None],
+        all_have_kernels: Callable[[], bool] | None = None,
+    ) -> None:
         """Carry the traffic of `model` from now on, with `memory` from `make_room` and `held` from
         `make_held`.
+
+        With `all_have_kernels`, a collective over all ranks, everything travels uncoded at first. Each
+        backward pass asks it. The first forward pass after it was true begins with what was wished.
         """
-        self.change(self.wished, memory, held)
+        wished = self.wished
+        if all_have_kernels is None:
+            self.change(wished, memory, held)
+        else:
+            none = [None] * len(self.modules)
+            self.change(_UNCODED, none, none)
+            self._awaited = _Awaited(wished, memory, held, all_have_kernels)
         entrance = Entrance(model, self._entered)
 
         @untraced
@@ -198,6 +228,8 @@ class Traffic:
             if self._is_broken_off:
                 self._is_broken_off = False
                 begin_anew(model)
+            if self._awaited is not None and self._awaited.is_due:
+                self.begin_awaited()
             if torch.is_grad_enabled():  # a reference pass scatters nothing, whatever is frozen in it
                 for scatter in self.scatters:
                     scatter.refuse_others()
@@ -212,6 +244,7 @@ class Traffic:
     def change(self, wished: Wished, memory: Sequence[Unsent | None], held: Sequence[Held | None]) -> None:
         """Send something else from now on. All modules gather anew."""
         self.roll_back_unused()
+        self._awaited = None
         self.wished, self._earlier_bytes = wished, self.sent_bytes
         for account in self._accounts:
             account.begin_anew()
@@ -225,6 +258,21 @@ class Traffic:
             # Any factor by which FSDP2 divides is then a division of the sum, which it makes itself.
             is_coded = wished.scattering.coding is not None
             each.module.set_force_sum_reduction_for_comms(forced or is_coded)
+
+    def begin_awaited(self) -> None:
+        """Send from now on what kernels were awaited for, if they were."""
+        if (awaited := self._awaited) is not None:
+            self.change(awaited.wished, awaited.memory, awaited.held)
+
+    @property
+    def asked(self) -> Wished:
+        """The bits that are sent, or will be once there are kernels."""
+        return self.wished if self._awaited is None else self._awaited.wished
+
+    @property
+    def awaits_kernels(self) -> bool:
+        """True while everything travels uncoded, until there are kernels."""
+        return self._awaited is not None
 
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
@@ -297,6 +345,8 @@ class Traffic:
             self.step += not goes_on
             self._is_counted = True
             self.steps.exchange_begins(fates, compresses=self.wished.scattering.coding is not None)
+            if self._awaited is not None and not self._awaited.is_due:
+                self._awaited.is_due = self._awaited.all_have_kernels()
             self._scale = self._loss_scale()
         return self._scale
 

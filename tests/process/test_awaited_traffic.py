@@ -1,0 +1,135 @@
+"""Real gloo ranks: FSDP2's own traffic is uncoded until all ranks have its kernels."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+import gradwire
+from tests.process.scenes_background import NEVER, lacks_kernels
+from tests.process.scenes_fsdp import loss_of, sharded, whole
+from tests.support.models import optimizer_of
+from tests.support.tiers import rest
+from tests.support.world import Ranks
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a wire tells before a pass."""
+
+    settled: bool
+    recipe: str
+    gather: str | None
+    is_uncoded: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and its digest beside that of a run whose recipe was changed by hand."""
+
+    seen: list[Seen]
+    digest: str
+    by_hand: str
+
+
+def _digest(model: nn.Module) -> str:
+    return hashlib.blake2b(whole(model).numpy().tobytes()).hexdigest()
+
+
+def _seen(wire: gradwire.Wire) -> Seen:
+    report = wire.report()
+    return Seen(wire.settled, report.recipe, report.gather, report.ratio > 0.9)
+
+
+def _two_passes_a_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    passes: range,
+    before: Mapping[int, Callable[[], object]],
+) -> None:
+    for number in passes:
+        if number in before:
+            before[number]()
+        if number % 2 == 0:
+            optimizer.zero_grad()
+        loss_of(model, number).backward()
+        if number % 2:
+            optimizer.step()
+
+
+def changes_over(gather: str) -> Run:
+    """Rank 1 has its kernels in the fifth pass, the first of two of a step."""
+    policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if gather == "exact" else {}
+    model, other = sharded(**policy), sharded(**policy)
+    optimizer, other_optimizer = optimizer_of(model), optimizer_of(other)
+    with lacks_kernels(1, 4):
+        wire = gradwire.attach(model, optimizer, "int4", gather=gather)
+    seen: list[Seen] = []
+    looks = dict.fromkeys((2, 5, 8), lambda: seen.append(_seen(wire)))
+    _two_passes_a_step(model, optimizer, range(10), looks)
+    by_hand = gradwire.attach(other, other_optimizer, "dense")
+    switches = {5: lambda: by_hand.switch("int4", gather)}
+    _two_passes_a_step(other, other_optimizer, range(10), switches)
+    return Run(seen, _digest(model), _digest(other))
+
+
+@pytest.mark.parametrize("gather", rest(["int8", "exact"], but=["int8"]))
+def test_what_was_asked_for_begins_on_all_ranks_in_the_same_pass(two: Ranks, gather: str) -> None:
+    for found in two(changes_over, gather):
+        first, due, last = found.seen
+        assert first == due == Seen(False, "int4 (dense until its kernels are compiled)", None, True)
+        assert last == Seen(True, "int4", gather, False)
+        assert found.digest == found.by_hand, "bit for bit"
+
+
+def resumes() -> tuple[list[str], str, str]:
+    """A state that was saved before there were kernels, in a run that still awaits its own."""
+    model, again = sharded(), sharded(seed=1)
+    optimizer, optimizer_again = optimizer_of(model), optimizer_of(again)
+    with lacks_kernels(1, NEVER):
+        wire = gradwire.attach(model, optimizer, "int4")
+        wire_again = gradwire.attach(again, optimizer_again, "int4")
+    _two_passes_a_step(model, optimizer, range(4), {})
+    again.load_state_dict(copy.deepcopy(model.state_dict()))
+    wire_again.load_state_dict(wire.state_dict())
+    wire.switch("int4")
+    for each, steps in ((model, optimizer), (again, optimizer_again)):
+        _two_passes_a_step(each, steps, range(4, 8), {})
+    return [each.report().recipe for each in (wire, wire_again)], _digest(model), _digest(again)
+
+
+@pytest.mark.rest
+def test_a_state_that_is_loaded_and_a_recipe_that_is_switched_to_begin_at_once(two: Ranks) -> None:
+    for recipes, through, resumed in two(resumes):
+        assert recipes == ["int4", "int4"]
+        assert through == resumed
+
+
+def inside_replicas() -> list[str | None]:
+    """Coding after each step of gathers inside one replica of two ranks."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicas", "ranks"))
+    model = sharded(over=mesh["ranks"])
+    optimizer = optimizer_of(model)
+    with lacks_kernels(1, 2):
+        wire = gradwire.attach(model, optimizer, "int8", replicas=mesh["replicas"], gather="int8")
+    found = []
+    for number in (0, 2, 4, 6):
+        _two_passes_a_step(model, optimizer, range(number, number + 2), {})
+        found.append(wire.report().gather)
+    return found
+
+
+@pytest.mark.rest
+def test_gathers_inside_replicas_are_uncoded_until_then(two: Ranks) -> None:
+    for found in two(inside_replicas):
+        assert found == [None, "int8", "int8", "int8"]
