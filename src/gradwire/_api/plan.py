@@ -132,8 +132,8 @@ class Plan:
         ]
         if all(each.codec == "free" for each in self.candidates):
             told.append(
-                "encoding and decoding are taken as free: their costs are not known. `gradwire probe "
-                "--codecs` measures them"
+                "encoding and decoding are taken as free: their costs are not known. With them, auto may "
+                "choose another recipe. `gradwire probe --codecs` measures them"
             )
         tables = []
         for two_levels, title in ((False, ""), (True, f"{wrapped(LEVELS, width)}\n")):
@@ -311,14 +311,15 @@ def plan(
         if foreseen is None:
             chosen, why = "dense", why_dense(comparison)
         else:
-            chosen, why = foreseen.text, said_of(comparison, foreseen.recipe)
+            chosen = foreseen.text
+            why = said_of(comparison, foreseen.recipe) + comparison.why_milder(foreseen)
         best = _fastest(rows)
         # A user who names candidates asks about those, and not about what `auto` would do instead.
         if foreseen is not None and texts == CANDIDATES:
             best = _as_cut(foreseen, facts, best, two_levels=cluster.shares_links)
         dense_s = study.on(cluster, False, False).of_text("dense", study.codecs.get("dense")).step_s()
         ccr, worthwhile = facts.ccr, facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
-        advice = _advice(worthwhile, facts, best, dense_s)
+        advice = _advice(worthwhile, facts, best, dense_s, chosen)
     return Plan(
         model=study.profile.model,
         source=study.profile.source,
@@ -411,17 +412,18 @@ def _as_cut(chosen: Option, facts: Facts, row: Candidate, *, two_levels: bool) -
     return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s, two_levels=two_levels)
 
 
-def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:
+def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float, chosen: str) -> str:
+    no = "do not bother" if chosen == "dense" else "little to gain"
     if facts.ccr < 1.0:
         left = f"{best.recipe} would save {max(1.0 - best.step_s / dense_s, 0.0):.0%} of a dense step"
-        return f"do not bother: an all-reduce takes less than the backward pass; {left}"
+        return f"{no}: an all-reduce takes less than the backward pass; {left}"
     dense, fast = ms_text(dense_s), f"{ms_text(best.step_s)} with {best.recipe}"
     fast += " hierarchically" if best.two_levels else ""
     if best.recipe == "dense":
         return f"auto should stay with dense, {dense} a step: it tries nothing that is predicted to be faster"
     if not worthwhile:
         said = f"nothing that auto tries is predicted to be faster than dense by {LEAD:.0%}"
-        return f"do not bother: {said}: a step takes {fast}, and {dense} with dense"
+        return f"{no}: {said}: a step takes {fast}, and {dense} with dense"
     gain = f"{dense_s / best.step_s:.1f} times as fast as dense"
     return f"worth trying: a step falls from {dense} to {fast}, {gain}"
 

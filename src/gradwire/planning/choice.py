@@ -197,6 +197,19 @@ class Comparison:
         """The option that would run if all were as predicted and assumed; `None` is dense."""
         return None if self.dense_hides else self._best_of(self.options)
 
+    def why_milder(self, chosen: Option) -> str:
+        """A clause on why `chosen` is preferred to options that are faster; empty if it is the fastest.
+
+        >>> mild = Option("fp16", "fp16", 1.04, 2e6, assumed=0.001)
+        >>> strong = Option("int4", "int4", 1.0, 5e5, assumed=0.1)
+        >>> Comparison((mild, strong), 0.0, 1.0, 2.0, 4e6).why_milder(mild)
+        '; int4 is faster, and leaves more of the gradient unsent'
+        """
+        fastest = min(self.options, key=lambda each: each.expected_s)
+        if fastest.expected_s >= chosen.expected_s or fastest.expected_late <= chosen.expected_late:
+            return ""
+        return f"; {fastest.recipe} is faster, and leaves more of the gradient unsent"
+
     def _may_stay(self, option: Option) -> bool:
         return option.took_s is not None and self._is_within(option) and option.settled
 

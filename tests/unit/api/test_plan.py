@@ -80,6 +80,19 @@ def test_do_not_bother_where_ccr_is_below_one() -> None:
     assert 0.8 < just.ccr < 1.0
     assert just.fastest.step_s < 0.95 * just.dense_s, "embeddings are ready last, and nothing hides them"
     assert not just.worthwhile
+    assert just.auto != "dense"
+    assert just.advice.startswith("little to gain: "), "or it would contradict what auto does"
+
+
+def test_a_choice_that_is_not_the_fastest_says_why() -> None:
+    """Four bits are the fastest; where codecs are free, frames that lose nothing reach the target, too."""
+    plan = gradwire.plan("resnet50", workers=8, rate_bit_per_s=1e10, step_s=0.18)
+    assert plan.fastest.recipe == "int4"
+    assert recipe(plan.auto).name == "gcomp"
+    assert plan.why.endswith("; int4 is faster, and leaves more of the gradient unsent")
+    slow = gradwire.plan("resnet50", workers=8, rate_bit_per_s=1e9, step_s=0.18)
+    assert recipe(slow.auto).name == "int4"
+    assert slow.why.endswith("without communication)")
 
 
 def test_do_not_bother_where_nothing_beats_dense() -> None:
