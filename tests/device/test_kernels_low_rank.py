@@ -100,6 +100,7 @@ def test_outer_products_have_the_bits_of_the_cpu(rank: int) -> None:
         assert same(found, expected)
 
 
+@pytest.mark.rest
 def test_many_matrices_in_one_call_are_as_one_by_one() -> None:
     places, x, left, right = laid_out(2)
     together = [x.clone(), left.clone(), right.clone()]

@@ -407,6 +407,7 @@ def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
             assert torch.allclose(mean, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
 
 
+@pytest.mark.rest
 @looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd"], few=1)
 def test_steps_on_two_levels_never_make_the_host_wait(recipe: str) -> None:
     for reads, means, counted in run_ranks(4, lambda comm: stepped(recipe, comm, per_node=2)):

@@ -258,6 +258,7 @@ def test_a_delayed_round_that_a_death_breaks_is_given_up_and_the_next_one_brings
     site.check()
 
 
+@pytest.mark.rest
 def test_a_run_whose_members_have_all_died_goes_on_from_their_saves(site: Site) -> None:
     for name in "ab":
         site.start(name, rounds=50, pause_s=0.1, saves=True)

@@ -83,6 +83,7 @@ def test_buffers_come_from_rank_0(four: Scenes) -> None:
     assert value(four, "buffers") == [True] * 4
 
 
+@pytest.mark.rest
 def test_states_resume_and_move(four: Scenes) -> None:
     moves = ("own", "to flat", "back", "one file per rank", "own files", "other nodes", "no nodes")
     by_dcp = ("own by DCP", "to flat by DCP")

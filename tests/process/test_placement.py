@@ -107,6 +107,7 @@ def test_ranks_that_differ_are_refused_on_all(world: Scenes, scene: str, field: 
         assert f"disagree on {field}" in rank["text"]
 
 
+@pytest.mark.rest
 def test_a_rank_that_gloo_cannot_reach_is_an_error_on_all_long_before_the_timeout_and_the_next_attach_works(
     world: Scenes,
 ) -> None:

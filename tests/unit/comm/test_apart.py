@@ -167,6 +167,7 @@ def test_a_connection_that_closes_in_the_middle_of_a_message_ends_the_wait_for_i
     assert not came[-1]
 
 
+@pytest.mark.rest
 def test_a_rank_that_leaves_ends_no_wait_for_others_as_long_as_something_comes() -> None:
     def body(meeting: Apart) -> list[float]:
         peers, parts = GroupPeers([meeting.group]), [torch.full((1000,), float(part)) for part in range(20)]

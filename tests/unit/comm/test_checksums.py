@@ -106,6 +106,7 @@ def _struck(verb: Callable[[Comm], None], world: int, damage: Damage) -> list[st
     return run_ranks(world, body)
 
 
+@pytest.mark.rest
 @looped("world", [2, 3, 5])
 @looped("verb", [*ONE_KNOWS, *ALL_KNOW])
 def test_a_bit_of_a_long_message_is_noticed_by_those_who_must_know(

@@ -180,6 +180,7 @@ def test_gradients_are_heavy_tailed_and_own_their_memory():
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), first, strict=True))
 
 
+@pytest.mark.rest
 def test_forward_and_backward_take_the_published_time():
     work = emulated("emulated(vgg19, shrink=64)")
     model = work.model(0)

@@ -117,6 +117,7 @@ def test_convnet_learns_in_forty_steps():
     assert end["test_loss"] < start["test_loss"] - 0.5
 
 
+@pytest.mark.rest
 def test_chargpt_learns_in_ten_steps():
     work = local("chargpt", batch_size=2)
     model = work.model(0)

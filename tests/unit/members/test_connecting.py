@@ -43,6 +43,7 @@ def listening() -> tuple[socket.socket, str]:
     return server, f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.rest
 def test_a_member_that_is_not_there_leaves_no_connection_with_the_others_open() -> None:
     server, here = listening()
     gone, away = listening()

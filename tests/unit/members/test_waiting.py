@@ -64,6 +64,7 @@ def stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+@pytest.mark.rest
 def test_a_replica_that_waits_says_so_once_and_how_long_it_was(caplog: pytest.LogCaptureFixture) -> None:
     members = Late()
 
