@@ -16,7 +16,7 @@ from gradwire.planning.shapes import load
 pytestmark = pytest.mark.rest
 
 DOCS = Path(__file__).parents[3] / "docs"
-ONE, SEVERAL = DOCS / "where-it-runs.md", DOCS / "gpus.md"
+ONE, SEVERAL = DOCS / "engineering/devices.md", DOCS / "gpus.md"
 """The pages with the tables of machines with one GPU, and with eight."""
 MODELS = {"gpt2": "124 M", "gpt2-xl": "1.6 B", "llama-7b": "6.7 B"}
 RATES = (1, 10, 25, 100)
