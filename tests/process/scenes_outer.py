@@ -34,7 +34,7 @@ from gradwire import recipes
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.groups import lent
 from gradwire.step.reducer import Backward
-from tests.process.scenes_steps import CASES, SAM, Case, Task, optimizer_around
+from tests.support.called import CASES, SAM, Task, optimizer_around
 from tests.support.models import batch, digest, optimizer_of, perceptron, same
 from tests.support.ranks import FOLDER
 
@@ -1004,8 +1004,11 @@ def cleared_late(in_a_row: int) -> dict[str, Any]:
     return {"attempts": wire.attempts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
 
 
-def called(case: Case, wrapped: bool, skipped: tuple[int, ...]) -> dict[str, Any]:
-    """Rank 1 leaves out some steps of a model that is called, and hands over its loss, as a `case` says."""
+def called(name: str, wrapped: bool, skipped: tuple[int, ...] = (1, 7)) -> dict[str, Any]:
+    """Rank 1 leaves out some steps of a model that is called, and hands over its loss, as in the case `name`
+    of `tests.support.called`.
+    """
+    case = CASES[name]
     torch.manual_seed(13)
     model: nn.Module = Task(case.form, frozen=case.frozen, checkpointed=case.checkpointed)
     if wrapped:
@@ -1028,7 +1031,7 @@ def called(case: Case, wrapped: bool, skipped: tuple[int, ...]) -> dict[str, Any
     return {"counts": counts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
 
 
-def by_halves(gives_inner: bool) -> list[Any]:
+def by_halves(gives_inner: bool) -> dict[str, Any]:
     """Sharpness-aware minimization; in one of the steps rank 1 leaves out the batch after the first half."""
     model = perceptron(13)
     sam = SAM(list(model.parameters()))
@@ -1044,7 +1047,7 @@ def by_halves(gives_inner: bool) -> list[Any]:
             sam.second_step()
         counts.append(wire.attempts)
     wire.detach()
-    return [counts, equal_on_all(values(model)), wire.report().step]
+    return {"counts": counts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
 
 
 def in_place_of_one() -> list[int]:
@@ -1348,24 +1351,6 @@ def refused() -> dict[str, str]:
     return found
 
 
-CALLED = (
-    "model.forward(x)",
-    "an object",
-    "a namespace",
-    "none",
-    "slots",
-    "none, frozen",
-    "none, checkpointed",
-    "none, twice",
-    "none, penalty",
-    "an optimizer for each parameter",
-    "lookahead",
-    "lookahead without hooks",
-    "around a copy",
-)
-"""Of the cases of `scenes_steps`."""
-
-
 def dropped_in_flight() -> dict[str, Any]:
     """Rank 0 drops its model while its round waits for rank 1's: rounds that landed, and whether the next
     models have the same group.
@@ -1392,90 +1377,6 @@ def dropped_in_flight() -> dict[str, Any]:
     model = perceptron()
     wire = outer(model, optimizer_of(model))
     return {"rounds": rounds, "lent again": group() == first}
-
-
-SCENES: dict[str, Callable[[], Any]] = {
-    "dropped in flight": dropped_in_flight,
-    "follows attach": follows_attach,
-    "beside own": partial(beside_own, 0),
-    "beside own, delayed": partial(beside_own, 2),
-    "another recipe": another_recipe,
-    "every recipe": with_every_recipe,
-    "conservation": conservation,
-    "at rest": partial(at_rest, 0),
-    "at rest, delayed": partial(at_rest, 2),
-    "meeting": meeting,
-    "buffers": buffers,
-    **{
-        f"observed, {recipe}, {delay}": partial(observed, recipe, delay)
-        for recipe in ("dense", "diloco", "int4")
-        for delay in (0, 2)
-    },
-    "observed by some": observed_by_some,
-    **{
-        f"loaded, {name}": partial(loaded, way, "int4", 2)
-        for name, way in {
-            "compiled": load_compiled,
-            "parts": load_parts,
-            "twice": load_twice,
-            "dcp": load_by_dcp,
-            "set": load_by_setting,
-        }.items()
-    },
-    **{
-        f"loaded, {recipe}, {delay}": partial(loaded, load_all, recipe, delay)
-        for recipe in ("dense", "diloco", "int4", "topk(0.05)", "sparseloco")
-        for delay in (0, 2)
-    },
-    "loaded by one": partial(loaded_apart, "one"),
-    "loaded by all, not the same": partial(loaded_apart, "all"),
-    "loaded around a landing": loaded_around_a_landing,
-    "loading nothing": partial(loading_nothing, 0),
-    "loading nothing, delayed": partial(loading_nothing, 2),
-    "resumed, model first": partial(resumed_with_the_model, 2, "model"),
-    "resumed, wire first": partial(resumed_with_the_model, 2, "wire"),
-    "saved after loading": saved_after_loading,
-    "saved after loading alone": saved_after_loading_alone,
-    "load refused": load_refused,
-    "copies load": copies_load,
-    "edited": edited,
-    "statistics not finite": statistics_not_finite,
-    "resumed": partial(resumed, "topk(ratio=0.1)", 0, EVERY + 2),
-    "resumed, between rounds": partial(resumed, "diloco", 0, 2 * EVERY),
-    "resumed, under way": partial(resumed, "topk(ratio=0.1)", 3, EVERY + 1),
-    "resumed, without a replica": partial(resumed, "dense", 2, EVERY + 1, spoilt=EVERY - 1),
-    "from another rank": from_another_rank,
-    "not finite": partial(not_finite, 0),
-    "not finite, delayed": partial(not_finite, 1),
-    "not finite for good": not_finite_for_good,
-    "not finite over a save": not_finite_before_and_after_a_save,
-    "nobody left": nobody_left,
-    "failing": failing,
-    "failing at the end": failing_at_the_end,
-    "left out, clearing": partial(left_out, leave_out_clearing, (1, 7)),
-    "left out, zeroing": partial(left_out, leave_out_zeroing, (2, 3)),
-    "left out, saying": partial(left_out, leave_out_saying, (3, 11)),
-    "cleared late": partial(cleared_late, 1),
-    "cleared late, twice": partial(cleared_late, 2),
-    **{
-        f"called, {case}, {'ddp' if wrapped else 'plain'}": partial(called, CASES[case], wrapped, (1, 7))
-        for case in CALLED
-        for wrapped in (False, True)
-    },
-    "halves": partial(by_halves, False),
-    "halves, inner given": partial(by_halves, True),
-    "in place of one": in_place_of_one,
-    "counting": counting,
-    "uneven": uneven,
-    "at the end": at_the_end,
-    "both at once": both_at_once,
-    "in turn": partial(taking_turns, 0),
-    "in turn, delayed": partial(taking_turns, EVERY - 1),
-    "two phases": partial(two_phases, 0),
-    "two phases, delayed": partial(two_phases, 2),
-    "once each": once_each,
-    "refused": refused,
-}
 
 
 # -- worlds of their own: machines of two ranks, and ranks that die
@@ -1738,21 +1639,14 @@ def from_two_ranks() -> dict[str, Any]:
     return found
 
 
-SCENES |= {
-    "ddp inside": partial(on_two_sites, "ddp", "diloco"),
-    "ddp inside, delayed": partial(on_two_sites, "ddp", "diloco", 2),
-    "fsdp inside": partial(on_two_sites, "fsdp", "diloco"),
-    "fsdp inside, delayed": partial(on_two_sites, "fsdp", "diloco", 2),
-    "ddp inside, topk": partial(on_two_sites, "ddp", "topk(ratio=0.1)"),
-    "fsdp inside, topk": partial(on_two_sites, "fsdp", "topk(ratio=0.1)"),
-    "ddp inside, resumed": partial(resumed_on_two_sites, "ddp"),
-    "fsdp inside, resumed": partial(resumed_on_two_sites, "fsdp"),
-    "ddp inside, loaded": partial(loaded_on_two_sites, "ddp", load_all),
-    "fsdp inside, loaded": partial(loaded_on_two_sites, "fsdp", load_all),
-    "fsdp inside, loaded by dcp": partial(loaded_on_two_sites, "fsdp", load_by_dcp),
-    "fsdp inside, set": partial(loaded_on_two_sites, "fsdp", load_by_setting),
-    "one shard not finite": one_shard_not_finite,
-    **{f"dying {name}": partial(dying, name) for name in DEATHS},
-    "going on": going_on,
-    "from two ranks": from_two_ranks,
+LOADED: dict[str, tuple[str, Way]] = {
+    "ddp inside, loaded": ("ddp", load_all),
+    "fsdp inside, loaded": ("fsdp", load_all),
+    "fsdp inside, loaded by dcp": ("fsdp", load_by_dcp),
+    "fsdp inside, set": ("fsdp", load_by_setting),
 }
+SCENES: dict[str, Callable[[], Any]] = {
+    **{name: partial(loaded_on_two_sites, *how) for name, how in LOADED.items()},
+    **{f"dying {name}": partial(dying, name) for name in DEATHS},
+}
+"""Those that need ranks of their own."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.process.scenes_outer import DEATHS, EVERY, SCENES
+from tests.process import scenes_outer as scenes
+from tests.process.scenes_outer import DEATHS, EVERY, LOADED
 from tests.support import ranks
 from tests.support.tiers import rest
-from tests.support.world import Scenes, value
+from tests.support.world import Ranks
 
 pytestmark = pytest.mark.process
 
@@ -23,48 +25,42 @@ ROUNDINGS = 2e-6
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    """On two ranks."""
-    return Scenes("tests.process.scenes_outer", 2, tmp_path_factory.mktemp("outer"))
+def four(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Two machines of two ranks."""
+    return Ranks(4, tmp_path_factory.mktemp("sites"))
 
 
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    """On four ranks: two machines of two."""
-    return Scenes("tests.process.scenes_outer", 4, tmp_path_factory.mktemp("sites"))
-
-
-def test_rounds_after_each_step_at_rate_one_are_gradients_averaged_step_by_step(world: Scenes) -> None:
-    one, other = value(world, "follows attach")
+def test_rounds_after_each_step_at_rate_one_are_gradients_averaged_step_by_step(two: Ranks) -> None:
+    one, other = two(scenes.follows_attach)
     assert one["digest"] == other["digest"]
     # θ₀ − mean(θ₀ − θ): a difference, a sum of two, a product and a difference, each of one rounding.
     for step, apart in enumerate(one["apart"], start=1):
         assert apart <= 4 * step * one["rounding"]
 
 
-@pytest.mark.parametrize("scene", rest(["beside own", "beside own, delayed"], but=["beside own, delayed"]))
-def test_diloco_is_the_paper_s(world: Scenes, scene: str) -> None:
-    for each in value(world, scene):
+@pytest.mark.parametrize("delay", rest([0, 2], but=[2]))
+def test_diloco_is_the_paper_s(two: Ranks, delay: int) -> None:
+    for each in two(scenes.beside_own, delay):
         assert each["rounds"] == 5
         assert each["relative"] < ROUNDINGS
 
 
 def test_a_model_that_is_dropped_in_the_middle_of_a_round_ends_it_and_gives_its_group_back(
-    world: Scenes,
+    two: Ranks,
 ) -> None:
-    zero, one = value(world, "dropped in flight")
+    zero, one = two(scenes.dropped_in_flight)
     assert (zero["rounds"], one["rounds"]) == (0, 1)
     assert zero["lent again"]
     assert one["lent again"]
 
 
-def test_another_recipe_has_the_outer_optimizer_of_diloco(world: Scenes) -> None:
-    assert value(world, "another recipe") == [{"same": True, "rounds": 2}] * 2
+def test_another_recipe_has_the_outer_optimizer_of_diloco(two: Ranks) -> None:
+    assert two(scenes.another_recipe) == [{"same": True, "rounds": 2}] * 2
 
 
 @pytest.mark.rest
-def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(world: Scenes) -> None:
-    one, other = value(world, "every recipe")
+def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(two: Ranks) -> None:
+    one, other = two(scenes.with_every_recipe)
     assert one == other
     refused = {name for name, found in one.items() if isinstance(found, str)}
     assert refused == {"auto", "flexible", "mergecomp"}
@@ -73,26 +69,26 @@ def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(w
         assert one[name] == {"alike": True, "moves": True}, name
 
 
-def test_what_came_is_applied_or_left(world: Scenes) -> None:
-    for each in value(world, "conservation"):
+def test_what_came_is_applied_or_left(two: Ranks) -> None:
+    for each in two(scenes.conservation):
         assert each["remembers"] == 2
         assert each["units"] == 1  # as nothing comes before the rest, a second one would cost a latency
         # In each of six rounds Δ, its sums and the step of θ₀ are rounded, at sizes below the parameters'.
         assert each["error"] <= 6 * 4 * each["unit"]
 
 
-@pytest.mark.parametrize("scene", rest(["at rest", "at rest, delayed"], but=["at rest"]))
-def test_rounding_at_landing_is_no_part_of_what_was_learned(world: Scenes, scene: str) -> None:
-    assert value(world, scene) == [{"stays": True, "is rounded": True, "alike": True}] * 2
+@pytest.mark.parametrize("delay", rest([0, 2], but=[0]))
+def test_rounding_at_landing_is_no_part_of_what_was_learned(two: Ranks, delay: int) -> None:
+    assert two(scenes.at_rest, delay) == [{"stays": True, "is rounded": True, "alike": True}] * 2
 
 
-def test_replicas_that_learn_nothing_after_a_round_left_meet(world: Scenes) -> None:
+def test_replicas_that_learn_nothing_after_a_round_left_meet(two: Ranks) -> None:
     expected = {"before": False, "still": False, "after": True, "shared": True}
-    assert value(world, "meeting") == [expected] * 2
+    assert two(scenes.meeting) == [expected] * 2
 
 
-def test_statistics_are_averaged_and_what_is_frozen_stays(world: Scenes) -> None:
-    for rank, each in enumerate(value(world, "buffers")):
+def test_statistics_are_averaged_and_what_is_frozen_stays(two: Ranks) -> None:
+    for rank, each in enumerate(two(scenes.buffers)):
         assert each.pop("error") <= 1e-6
         assert each.pop("seen") == EVERY * (1 + rank)
         assert each == {"apart": True, "frozen": True, "mask": True, "alike": True, "rounds": 1}
@@ -101,14 +97,14 @@ def test_statistics_are_averaged_and_what_is_frozen_stays(world: Scenes) -> None
 @pytest.mark.parametrize("delay", rest([0, 2], but=[2]))
 @pytest.mark.parametrize("recipe", rest(["dense", "diloco", "int4"], but=["int4"]))
 def test_buffers_that_begin_not_finite_or_change_shape_change_nothing(
-    world: Scenes, recipe: str, delay: int
+    two: Ranks, recipe: str, delay: int
 ) -> None:
-    for each in value(world, f"observed, {recipe}, {delay}"):
+    for each in two(scenes.observed, recipe, delay):
         assert each == {"as without": True, "alike": True, "shown": True, "resumed": True}
 
 
-def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have_one(world: Scenes) -> None:
-    one, other = value(world, "observed by some")
+def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have_one(two: Ranks) -> None:
+    one, other = two(scenes.observed_by_some)
     assert (one.pop("sizes"), other.pop("sizes")) == ([64], [0])
     assert one["largest"] == other["largest"] > -1.0  # rank 1 has taken what rank 0 has seen
     for each in (one, other):
@@ -117,26 +113,38 @@ def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have
         assert each == {"apart": True, "alike": True, "rounds": 5}
 
 
-def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(world: Scenes) -> None:
-    for each in value(world, "statistics not finite"):
+def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(two: Ranks) -> None:
+    for each in two(scenes.statistics_not_finite):
         assert each.pop("error") <= 1e-6  # θ₀ − mean(θ₀ − θ), beside the mean
         assert each == {"theirs": True, "alike": True, "rounds": 1}
 
 
-LOADED = [name for name in SCENES if name.startswith("loaded, ")]
+WAYS = [
+    *((way, "int4", 2) for way in (scenes.load_compiled, scenes.load_parts, scenes.load_twice)),
+    *((way, "int4", 2) for way in (scenes.load_by_dcp, scenes.load_by_setting)),
+    *(
+        (scenes.load_all, recipe, delay)
+        for recipe in ("dense", "diloco", "int4", "topk(0.05)", "sparseloco")
+        for delay in (0, 2)
+    ),
+]
+"""Ways to load, with recipe and delay."""
+SOON = [(scenes.load_parts, "int4", 2), (scenes.load_all, "int4", 2), (scenes.load_all, "diloco", 0)]
 
 
-@pytest.mark.parametrize("scene", rest(LOADED, but=["loaded, parts", "loaded, int4, 2", "loaded, diloco, 0"]))
-def test_what_all_ranks_load_is_what_rounds_go_on_from(world: Scenes, scene: str) -> None:
-    for each in value(world, scene):
+@pytest.mark.parametrize("loaded", rest(WAYS, but=SOON))
+def test_what_all_ranks_load_is_what_rounds_go_on_from(
+    two: Ranks, loaded: tuple[scenes.Way, str, int]
+) -> None:
+    for each in two(scenes.loaded, *loaded):
         assert each == {"shown": True, "stays": True, "learns": True, "alike": True}
 
 
-@pytest.mark.parametrize(("scene", "first"), [("one", "nothing"), ("all, not the same", "values of")])
+@pytest.mark.parametrize(("which", "first"), [("one", "nothing"), ("all", "values of")])
 def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_same(
-    world: Scenes, scene: str, first: str
+    two: Ranks, which: str, first: str
 ) -> None:
-    one, other = value(world, f"loaded by {scene}")
+    one, other = two(scenes.loaded_apart, which)
     assert one == other
     said = f"ranks disagree on what load_state_dict has brought since the last round: rank 0: {first}"
     assert [each.partition(": ")[0] for each in one["raised"]] == [str(2 * EVERY + 1), str(3 * EVERY + 1)]
@@ -145,31 +153,31 @@ def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_
     assert one["alike"]
 
 
-def test_ranks_that_load_the_same_part_before_and_after_a_landing_hear_of_it(world: Scenes) -> None:
+def test_ranks_that_load_the_same_part_before_and_after_a_landing_hear_of_it(two: Ranks) -> None:
     """One has thrown the round away, and the other has landed it."""
-    one, other = value(world, "loaded around a landing")
+    one, other = two(scenes.loaded_around_a_landing)
     assert one == other
     assert one["raised"].startswith(f"{2 * EVERY + 1}: ranks disagree on what load_state_dict has brought")
     assert one["alike"], "what they load later, together"
 
 
-@pytest.mark.parametrize("delayed", rest(["", ", delayed"], but=[", delayed"]))
-def test_loading_the_values_that_are_there_changes_no_bit(world: Scenes, delayed: str) -> None:
-    assert value(world, f"loading nothing{delayed}") == [{"again": True, "swapped": True}] * 2
+@pytest.mark.parametrize("delay", rest([0, 2], but=[2]))
+def test_loading_the_values_that_are_there_changes_no_bit(two: Ranks, delay: int) -> None:
+    assert two(scenes.loading_nothing, delay) == [{"again": True, "swapped": True}] * 2
 
 
 @pytest.mark.parametrize("first", ["model", "wire"])
-def test_a_run_resumes_bit_for_bit_where_the_model_is_loaded_too(world: Scenes, first: str) -> None:
-    assert value(world, f"resumed, {first} first") == [{"same": True}] * 2
+def test_a_run_resumes_bit_for_bit_where_the_model_is_loaded_too(two: Ranks, first: str) -> None:
+    assert two(scenes.resumed_with_the_model, 2, first) == [{"same": True}] * 2
 
 
-def test_what_was_loaded_is_what_is_saved_and_shown(world: Scenes) -> None:
-    assert value(world, "saved after loading") == [{"theta": True, "shared": True, "shown": True}] * 2
+def test_what_was_loaded_is_what_is_saved_and_shown(two: Ranks) -> None:
+    assert two(scenes.saved_after_loading) == [{"theta": True, "shared": True, "shown": True}] * 2
 
 
-def test_optimizers_may_be_an_iterator(world: Scenes) -> None:
-    found = value(world, "once each")
-    assert [(each["both"], each["one"]) for each in found] == [([4, True], [4, True])] * 2
+def test_optimizers_may_be_an_iterator(two: Ranks) -> None:
+    found = two(scenes.once_each)
+    assert [(each["both"], each["one"]) for each in found] == [((4, True), (4, True))] * 2
     for what, kind in (("parameters", "Parameter"), ("nothing", "nothing")):
         one, other = (each[what] for each in found)
         assert one == (
@@ -183,159 +191,181 @@ def test_optimizers_may_be_an_iterator(world: Scenes) -> None:
         )
 
 
-def test_what_one_rank_alone_had_loaded_before_a_save_is_told_in_the_resumed_round(world: Scenes) -> None:
-    for each in value(world, "saved after loading alone"):
+def test_what_one_rank_alone_had_loaded_before_a_save_is_told_in_the_resumed_round(two: Ranks) -> None:
+    for each in two(scenes.saved_after_loading_alone):
         assert each["raised"].startswith("ranks disagree on what load_state_dict has brought")
         assert each["alike"], "what they load later, together"
 
 
-def test_a_load_that_would_have_no_effect_is_refused(world: Scenes) -> None:
-    for each in value(world, "load refused"):
+def test_a_load_that_would_have_no_effect_is_refused(two: Ranks) -> None:
+    for each in two(scenes.load_refused):
         assert each["assign"].startswith("load_state_dict(assign=True) puts other parameters in the place")
         assert "load without assign=True" in each["assign"]
         assert each["inside"].startswith("load_state_dict was called inside wire.shared_parameters()")
         assert each["same"]
 
 
-def test_copies_of_a_model_are_loaded_without_effect_here(world: Scenes) -> None:
-    assert value(world, "copies load") == [{"stays": True, "hooks": [0, 0]}] * 2
+def test_copies_of_a_model_are_loaded_without_effect_here(two: Ranks) -> None:
+    assert two(scenes.copies_load) == [{"stays": True, "hooks": [0, 0]}] * 2
 
 
-def test_parameters_that_are_written_between_steps_are_warned_of_once(world: Scenes) -> None:
-    for each in value(world, "edited"):
+def test_parameters_that_are_written_between_steps_are_warned_of_once(two: Ranks) -> None:
+    for each in two(scenes.edited):
         assert (each["nothing"], each["several"], each["loaded"]) == ([], [], [])
         for name in ("by hand", "swapped"):
             [said] = each[name]
             assert "If their values are back as they were" in said
 
 
-RESUMED = {
-    "resumed": (EVERY + 2, True),
-    "resumed, between rounds": (2 * EVERY, True),
-    "resumed, under way": (EVERY + 1, False),
-    "resumed, without a replica": (EVERY + 1, False),
-}
-"""By scene: steps before the save, and whether replicas are equal at the end."""
+RESUMED = [
+    ("topk(ratio=0.1)", 0, EVERY + 2),
+    ("diloco", 0, 2 * EVERY),
+    ("topk(ratio=0.1)", 3, EVERY + 1),
+    ("dense", 2, EVERY + 1, EVERY - 1),
+]
+"""Recipe, delay, steps before the save, and the step in which a replica is spoilt: within a round, between
+rounds, with one under way, and with one under way to which a replica brings nothing."""
 
 
-@pytest.mark.parametrize("scene", rest(RESUMED, but=["resumed, under way", "resumed, without a replica"]))
-def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(world: Scenes, scene: str) -> None:
-    begins, alike = RESUMED[scene]
-    expected = {"begins": begins, "own": True, "shared": True, "alike": alike}
-    assert value(world, scene) == [expected] * 2
+@pytest.mark.parametrize("resumed", rest(RESUMED, but=RESUMED[2:]))
+def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(
+    two: Ranks, resumed: tuple[str, int, int]
+) -> None:
+    _recipe, delay, begins, *_spoilt = resumed
+    expected = {"begins": begins, "own": True, "shared": True, "alike": delay == 0}
+    assert two(scenes.resumed, *resumed) == [expected] * 2
 
 
-def test_one_rank_s_save_is_enough_between_rounds_and_refused_within(world: Scenes) -> None:
-    for each in value(world, "from another rank"):
+def test_one_rank_s_save_is_enough_between_rounds_and_refused_within(two: Ranks) -> None:
+    for each in two(scenes.from_another_rank):
         assert "in the middle of a round" in each.pop("refused")
         assert each == {"theta": True, "momentum": True, "at": 2 * EVERY}
 
 
-@pytest.mark.parametrize("scene", rest(["not finite", "not finite, delayed"], but=["not finite, delayed"]))
-def test_a_replica_that_is_not_finite_is_left_out_of_the_mean(world: Scenes, scene: str) -> None:
-    for rank, each in enumerate(value(world, scene)):
+@pytest.mark.parametrize("delay", rest([0, 1], but=[1]))
+def test_a_replica_that_is_not_finite_is_left_out_of_the_mean(two: Ranks, delay: int) -> None:
+    for rank, each in enumerate(two(scenes.not_finite, delay)):
         assert each.pop("error") <= 2e-8  # a rounding of θ₀ beside half of Δ, which is 1000 times as much
         assert each == {"alike": True, "memory stays": rank == 1, "finite": True, "rounds": 2}
 
 
-def test_a_replica_that_is_never_finite_raises_and_the_others_hear_of_it(world: Scenes) -> None:
-    one, other = value(world, "not finite for good")
+def test_a_replica_that_is_never_finite_raises_and_the_others_hear_of_it(two: Ranks) -> None:
+    one, other = two(scenes.not_finite_for_good)
     assert one.pop("raised").startswith("5: PeerFailed: rank 1")
     assert other.pop("raised").startswith("5: GradwireError: rank 1: 0.weight was not finite in 3 rounds")
     assert one == other == {"alike": True, "rounds": 7}
 
 
-def test_rounds_without_a_replica_are_counted_over_a_save(world: Scenes) -> None:
-    one, other = value(world, "not finite over a save")
+def test_rounds_without_a_replica_are_counted_over_a_save(two: Ranks) -> None:
+    one, other = two(scenes.not_finite_before_and_after_a_save)
     assert one.pop("raised").startswith("PeerFailed: rank 1")
     assert other.pop("raised").startswith("GradwireError: rank 1: 0.weight was not finite in 3 rounds")
     assert one == other == {"before": ["", ""], "alike": True}
 
 
-def test_nothing_lands_where_no_replica_is_finite(world: Scenes) -> None:
-    assert value(world, "nobody left") == [{"stays": True, "back": True}] * 2
+def test_nothing_lands_where_no_replica_is_finite(two: Ranks) -> None:
+    assert two(scenes.nobody_left) == [{"stays": True, "back": True}] * 2
 
 
-def test_an_error_on_one_rank_is_named_on_all_and_no_rank_lands(world: Scenes) -> None:
-    for each, name in zip(value(world, "failing"), ["PeerFailed", "ValueError"], strict=True):
+def test_an_error_on_one_rank_is_named_on_all_and_no_rank_lands(two: Ranks) -> None:
+    for each, name in zip(two(scenes.failing), ["PeerFailed", "ValueError"], strict=True):
         assert each == {"raised": name, "stays": True, "alike": True}
 
 
-def test_what_was_learned_before_a_failed_round_comes_with_the_last_one(world: Scenes) -> None:
-    for each, name in zip(value(world, "failing at the end"), ["PeerFailed", "ValueError"], strict=True):
+def test_what_was_learned_before_a_failed_round_comes_with_the_last_one(two: Ranks) -> None:
+    for each, name in zip(two(scenes.failing_at_the_end), ["PeerFailed", "ValueError"], strict=True):
         assert each.pop("error") <= 1e-6  # θ₀ less the mean Δ, of numbers below 1: three roundings
         assert each == {"raised": name, "alike": True}
 
 
-@pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("left out")])
-def test_steps_that_are_left_out_count_as_attempted(world: Scenes, scene: str) -> None:
-    for each in value(world, scene):
+@pytest.mark.parametrize(
+    ("way", "skipped"),
+    [
+        (scenes.leave_out_clearing, (1, 7)),
+        (scenes.leave_out_zeroing, (2, 3)),
+        (scenes.leave_out_saying, (3, 11)),
+    ],
+)
+def test_steps_that_are_left_out_count_as_attempted(
+    two: Ranks, way: Callable[[Any, Any], None], skipped: tuple[int, ...]
+) -> None:
+    for each in two(scenes.left_out, way, skipped):
         assert each["counts"][-1] == 3 * EVERY
         assert (each["alike"], each["rounds"]) == (True, 3)
 
 
-CALLED = [name for name in SCENES if name.startswith("called")]
+CALLED = [
+    (case, wrapped)
+    for case in (
+        *("model.forward(x)", "an object", "a namespace", "none", "slots", "none, frozen"),
+        *("none, checkpointed", "none, twice", "none, penalty", "an optimizer for each parameter"),
+        *("lookahead", "lookahead without hooks", "around a copy"),
+    )
+    for wrapped in (False, True)
+]
+"""Cases of `tests.support.called`, and whether DDP is around the model."""
 
 
-@pytest.mark.parametrize("scene", rest(CALLED, but=CALLED[::4]))
-def test_attempts_are_counted_in_time_however_the_model_is_called(world: Scenes, scene: str) -> None:
+@pytest.mark.parametrize("called", rest(CALLED, but=CALLED[::4]))
+def test_attempts_are_counted_in_time_however_the_model_is_called(
+    two: Ranks, called: tuple[str, bool]
+) -> None:
     in_time = list(range(1, 3 * EVERY + 1))
     shows_late = [step - (step in (2, 8)) for step in in_time]
-    for each, counts in zip(value(world, scene), (in_time, shows_late), strict=True):
+    for each, counts in zip(two(scenes.called, *called), (in_time, shows_late), strict=True):
         assert each == {"counts": counts, "alike": True, "rounds": 3}
 
 
-@pytest.mark.parametrize("scene", rest(["halves", "halves, inner given"], but=["halves"]))
-def test_the_first_half_of_a_sharpness_aware_step_is_no_attempt(world: Scenes, scene: str) -> None:
+@pytest.mark.parametrize("gives_inner", rest([False, True], but=[False]))
+def test_the_first_half_of_a_sharpness_aware_step_is_no_attempt(two: Ranks, gives_inner: bool) -> None:
     in_time = list(range(1, 3 * EVERY + 1))
     shows_late = [step - (step == EVERY + 1) for step in in_time]
-    assert value(world, scene) == [[counts, True, 3] for counts in (in_time, shows_late)]
+    for each, counts in zip(two(scenes.by_halves, gives_inner), (in_time, shows_late), strict=True):
+        assert each == {"counts": counts, "alike": True, "rounds": 3}
 
 
-def test_optimizers_that_were_not_given_step_in_place_of_one_that_was(world: Scenes) -> None:
-    assert value(world, "in place of one") == [[1, 2, 3, 4, 5, 6, 6]] * 2
+def test_optimizers_that_were_not_given_step_in_place_of_one_that_was(two: Ranks) -> None:
+    assert two(scenes.in_place_of_one) == [[1, 2, 3, 4, 5, 6, 6]] * 2
 
 
-@pytest.mark.parametrize("scene", ["cleared late", "cleared late, twice"])
-def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(world: Scenes, scene: str) -> None:
-    assert value(world, scene) == [{"attempts": 2 * EVERY, "alike": True, "rounds": 2}] * 2
+@pytest.mark.parametrize("in_a_row", [1, 2])
+def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(two: Ranks, in_a_row: int) -> None:
+    assert two(scenes.cleared_late, in_a_row) == [{"attempts": 2 * EVERY, "alike": True, "rounds": 2}] * 2
 
 
-def test_what_an_attempted_step_is(world: Scenes) -> None:
+def test_what_an_attempted_step_is(two: Ranks) -> None:
     expected = {"micro": 3, "several": 3, "one of several": 5, "grad": 3, "closure": 2, "scaler": 4}
-    assert value(world, "counting") == [expected] * 2
+    assert two(scenes.counting) == [expected] * 2
 
 
-def test_replicas_with_less_data_wait_for_the_others(world: Scenes) -> None:
-    assert value(world, "uneven") == [{"ends": True, "goes on": True, "shared": True}] * 2
+def test_replicas_with_less_data_wait_for_the_others(two: Ranks) -> None:
+    assert two(scenes.uneven) == [{"ends": True, "goes on": True, "shared": True}] * 2
 
 
-def test_evaluation_switch_and_the_last_round(world: Scenes) -> None:
+def test_evaluation_switch_and_the_last_round(two: Ranks) -> None:
     flags = dict.fromkeys(["back", "start", "unsent", "alike", "apart again"], True)
-    assert value(world, "at the end") == [flags | {"recipe": "dense"}] * 2
+    assert two(scenes.at_the_end) == [flags | {"recipe": "dense"}] * 2
 
 
-def test_the_optimizer_may_change_while_a_former_recipe_is_being_flushed(world: Scenes) -> None:
-    assert value(world, "both at once") == [True] * 2
+def test_the_optimizer_may_change_while_a_former_recipe_is_being_flushed(two: Ranks) -> None:
+    assert two(scenes.both_at_once) == [True] * 2
 
 
 @pytest.mark.parametrize(
-    ("scene", "rounds"),
-    [pytest.param("in turn", [4, 3], marks=pytest.mark.rest), ("in turn, delayed", [3, 2])],
+    ("delay", "rounds"), [pytest.param(0, [4, 3], marks=pytest.mark.rest), (EVERY - 1, [3, 2])]
 )
-def test_parts_of_a_model_take_turns_by_wires_of_their_own(
-    world: Scenes, scene: str, rounds: list[int]
-) -> None:
-    assert value(world, scene) == [{"alike": True, "in turn": True, "rounds": rounds, "resumed": True}] * 2
+def test_parts_of_a_model_take_turns_by_wires_of_their_own(two: Ranks, delay: int, rounds: list[int]) -> None:
+    expected = {"alike": True, "in turn": True, "rounds": rounds, "resumed": True}
+    assert two(scenes.taking_turns, delay) == [expected] * 2
 
 
 @pytest.mark.parametrize("delay", rest([0, 2], but=[0]))
-def test_another_optimizer_takes_over_and_the_count_goes_on(world: Scenes, delay: int) -> None:
-    for each in value(world, "two phases, delayed" if delay else "two phases"):
+def test_another_optimizer_takes_over_and_the_count_goes_on(two: Ranks, delay: int) -> None:
+    for each in two(scenes.two_phases, delay):
         assert each["counts"] == list(range(EVERY + 1, 3 * EVERY + delay + 1))
         # With a delay, the round of the first optimizer is under way when the second one takes over.
         landings = [each * EVERY + delay for each in ((1, 2, 3) if delay else (2, 3))]
-        assert each["landed"] == [[at, True] for at in landings]
+        assert each["landed"] == [(at, True) for at in landings]
         # The first one has all parameters of the one that is followed: its steps count again.
         assert each["ended"] == 3 * EVERY + delay + EVERY
         assert each["resumed"]
@@ -365,49 +395,41 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_in_words(world: Scenes, what: str) -> None:
-    for each in value(world, "refused"):
+def test_what_cannot_be_is_refused_in_words(two: Ranks, what: str) -> None:
+    for each in two(scenes.refused):
         assert each[what].startswith(REFUSED[what])
 
 
-@pytest.mark.parametrize("delayed", rest(["", ", delayed"], but=[", delayed"]))
+@pytest.mark.parametrize("delay", rest([0, 2], but=[2]))
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once(
-    sites: Scenes, kind: str, delayed: str
+    four: Ranks, kind: str, delay: int
 ) -> None:
-    for each in value(sites, f"{kind} inside{delayed}"):
+    for each in four(scenes.on_two_sites, kind, "diloco", delay):
         assert each["relative"] < ROUNDINGS
         assert each["inside alike"]
-        assert each["alike"] == (delayed == "")
+        assert each["alike"] == (delay == 0)
         assert each["rounds"] == 3
         # Two machines all-reduce each half of the model between two ranks; beside it go rows and paddings.
         assert 4 * each["elements"] / 2 <= each["bytes"] <= 4 * each["elements"] / 2 + 300
 
 
 @pytest.mark.parametrize("kind", rest(["ddp", "fsdp"], but=["fsdp"]))
-def test_machines_compress_between_each_other(sites: Scenes, kind: str) -> None:
-    for each in value(sites, f"{kind} inside, topk"):
+def test_machines_compress_between_each_other(four: Ranks, kind: str) -> None:
+    for each in four(scenes.on_two_sites, kind, "topk(ratio=0.1)"):
         assert each["alike"]
         assert each["bytes"] < 4 * each["elements"] / 4
-
-
-LOADED_INSIDE = [
-    "ddp inside, loaded",
-    "fsdp inside, loaded",
-    "fsdp inside, loaded by dcp",
-    "fsdp inside, set",
-]
 
 
 @pytest.fixture(scope="module")
 def loading(tmp_path_factory: pytest.TempPathFactory) -> ranks.Results:
     """Four ranks of their own: an error that all ranks raise in a round keeps the model."""
     folder = tmp_path_factory.mktemp("loading")
-    return ranks.perform("tests.process.scenes_outer", 4, folder, LOADED_INSIDE)
+    return ranks.perform("tests.process.scenes_outer", 4, folder, [*LOADED])
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("scene", LOADED_INSIDE)
+@pytest.mark.parametrize("scene", LOADED)
 def test_machines_go_on_from_what_all_ranks_load_and_hear_of_one_that_loads_alone(
     loading: ranks.Results, scene: str
 ) -> None:
@@ -417,12 +439,12 @@ def test_machines_go_on_from_what_all_ranks_load_and_hear_of_one_that_loads_alon
 
 
 @pytest.mark.parametrize("kind", rest(["ddp", "fsdp"], but=["fsdp"]))
-def test_machines_resume_with_a_round_under_way(sites: Scenes, kind: str) -> None:
-    assert value(sites, f"{kind} inside, resumed") == [{"same": True}] * 4
+def test_machines_resume_with_a_round_under_way(four: Ranks, kind: str) -> None:
+    assert four(scenes.resumed_on_two_sites, kind) == [{"same": True}] * 4
 
 
-def test_a_machine_is_left_out_for_one_shard(sites: Scenes) -> None:
-    for each in value(sites, "one shard not finite"):
+def test_a_machine_is_left_out_for_one_shard(four: Ranks) -> None:
+    for each in four(scenes.one_shard_not_finite):
         assert each["alike"]
         assert each["error"] <= 1e-7  # θ₀ − (θ₀ − θ)
 
@@ -458,7 +480,7 @@ def test_what_the_dead_have_saved_goes_on_bit_for_bit(deaths: tuple[Path, dict[s
     after, alone = deaths[0] / "after", deaths[0] / "alone"
     after.mkdir()
     expected = {name: [death.saved_at, True] for name, death in DEATHS.items()}
-    assert value(Scenes("tests.process.scenes_outer", 2, after), "going on") == [expected] * 2
+    assert Ranks(2, after)(scenes.going_on) == [expected] * 2
     alone.mkdir()
-    [found] = value(Scenes("tests.process.scenes_outer", 1, alone), "from two ranks")
+    [found] = Ranks(1, alone)(scenes.from_two_ranks)
     assert found == {"begins": True, "attempts": 2 * EVERY + 3 * EVERY, "finite": True}
