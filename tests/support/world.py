@@ -101,9 +101,10 @@ class Ranks:
 
     def __call__(self, scene: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> list[T]:
         """By rank; fails with the traceback of each rank that raised, or with what was left behind."""
-        words = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in named.items())]
-        name = f"{scene.__module__}: {scene.__qualname__}({', '.join(words)})"
-        return self.run(partial(scene, *arguments, **named), name)
+        call = partial(scene, *arguments, **named)
+        words = [*map(repr, call.args), *(f"{name}={value!r}" for name, value in call.keywords.items())]
+        of: Any = call.func  # a scene may have some of its arguments already
+        return self.run(call, f"{of.__module__}: {of.__qualname__}({', '.join(words)})")
 
     def run(self, call: Callable[[], T], name: str) -> list[T]:
         """As a call of this object; `name` is that of the scene in messages."""
