@@ -15,7 +15,7 @@ overlap of their histograms, and Spearman's correlation. What is in the file of 
 
     python benchmarks/scalecom_scaling.py [--workload convnet] [--epochs 8] [--seeds 3] [--json PATH]
         [--at-most TRAININGS] [--rates rule 100 400] [--betas 1 0.3 0.1] [--scales 1 8] [--ranks 2]
-        [--batch 16]
+        [--batch 16] [--local]
 """
 
 import argparse
@@ -58,6 +58,9 @@ def settings(options: argparse.Namespace) -> dict[str, Setting]:
             rates = f"rates={by_rule}, rate=400" if rate == RULE else f"rate={rate}"
             text = f"scalecom({rates}, beta={beta:g}, warmup_steps={steps // 10})"
             rows[f"x{scale}, {rate}, β = {beta:g}"] = replace(base, text=text)
+        if options.local:
+            for rate in [each for each in options.rates if each != RULE]:
+                rows[f"x{scale}, {rate}, own top-k"] = replace(base, text=f"topk(ratio={1 / float(rate):g})")
     return rows
 
 
@@ -99,6 +102,7 @@ def main() -> None:
     parser.add_argument("--scales", type=int, nargs="+", default=SCALES)
     parser.add_argument("--rates", nargs="+", default=[RULE], help="'rule', or rates of all layers")
     parser.add_argument("--betas", type=float, nargs="+", default=BETAS)
+    parser.add_argument("--local", action="store_true", help="every rank's own top-k, too, by topk")
     parser.add_argument("--ranks", type=int, default=2, help="at scale 1")
     parser.add_argument("--batch", type=int, help="samples per rank instead of the workload's own")
     parser.add_argument("--base-lr", type=float, default=0.25, help="at scale 1, in the workload's own rate")

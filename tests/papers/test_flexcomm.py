@@ -97,6 +97,22 @@ def test_the_winners_of_table_vi_are_all_found_by_cost_and_by_threshold() -> Non
     assert found == 36
 
 
+TREES = {"ResNet18": 2, "ResNet50": 1, "AlexNet": 1, "ViT": 1}
+"""By network, the cells of C1's links and the paper's ratios where equation 4 has a tree as the cheapest."""
+
+
+def test_where_trees_are_the_cheapest_along_c1() -> None:
+    """Figure 8 has none for ResNet50 and ViT."""
+    links, cells = ((1, 25), (1, 1), (50, 1), (50, 25)), 20  # 4 links of (latency in ms, Gbit/s), 5 ratios
+    for network, trees in TREES.items():
+        cheapest = [
+            min(seconds := predicted(MEGABYTES[network] * 1e6 * ratio, link(*each)), key=seconds.__getitem__)
+            for each in links
+            for ratio in (0.1, 0.033, 0.011, 0.004, 0.001)
+        ]
+        assert (len(cheapest), cheapest.count(TREE)) == (cells, trees)
+
+
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 16, 64])
 def test_the_papers_thresholds_choose_the_cheapest(world: int) -> None:
     draw = Random(world)
