@@ -247,10 +247,12 @@ def merged_by_equation_7() -> list[Row]:
     return rows
 
 
-def merged_on_two_ranks(shrink: int = 32, warmup: int = 100, rounds: int = 5) -> list[Row]:
+def merged_on_two_ranks(
+    network: str = "emulated(resnet101, shrink=32)", warmup: int = 100, rounds: int = 5
+) -> list[Row]:
     """MergeComp's tables 2 and 3 for FP16, run where equation 7 says that they show."""
     found = _script(
-        "mergecomp.py", "--workload", f"emulated(resnet101, shrink={shrink})", "--warmup", f"{warmup}",
+        "mergecomp.py", "--workload", network, "--warmup", f"{warmup}",
         "--rounds", f"{rounds}", "--workers", "2", "--rate", "700mbit", "--splits", "fp16",
         "--ways", "1 group", "1 group again", "2 even groups", "timed, Y = 2",
     )  # fmt: skip
@@ -267,7 +269,7 @@ def merged_on_two_ranks(shrink: int = 32, warmup: int = 100, rounds: int = 5) ->
 
 
 def every_tensor_compressed(
-    shrink: int = 32, warmup: int = 40, rounds: int = 4, workers: int = 4
+    network: str = "emulated(resnet50, shrink=32)", warmup: int = 40, rounds: int = 4, workers: int = 4
 ) -> list[Row]:
     """MergeComp's figure 4: all 161 tensors of ResNet-50 layer by layer, and in groups, over 2 Gbit/s."""
     paper = {
@@ -275,7 +277,7 @@ def every_tensor_compressed(
         "efsignsgd": "up to 3.18x, 2.60x",
     }
     found = _script(
-        "mergecomp.py", "--workload", f"emulated(resnet50, shrink={shrink})", "--warmup", f"{warmup}",
+        "mergecomp.py", "--workload", network, "--warmup", f"{warmup}",
         "--rounds", f"{rounds}", "--workers", f"{workers}", "--rate", "2gbit", "--policy", "none",
         "--compressors", *paper,
     )  # fmt: skip
@@ -398,10 +400,10 @@ def trained_by_scalecom(workload: str = "resnet_demo", epochs: float = 5.0) -> l
     ]
 
 
-def likeness_of_ranks(steps: int = 90) -> list[Row]:
+def likeness_of_ranks(workload: str = "resnet_demo", steps: int = 90) -> list[Row]:
     """ScaleCom's figures 2a and 3 in a short training of two ranks."""
     lines = _printed(
-        "scalecom_choice.py", "--workload", "resnet_demo", "--figures", "2a", "3", "--ranks", "2",
+        "scalecom_choice.py", "--workload", workload, "--figures", "2a", "3", "--ranks", "2",
         "--steps", f"{steps}", "--seeds", "1",
     )  # fmt: skip
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("| ")]
@@ -501,6 +503,9 @@ def compressed_rings(
     return rows
 
 
+QUICK = "emulated(resnet50, shrink=1024, time_scale=0.001)"
+"""A network that hardly computes."""
+
 EXPERIMENTS = {
     "covap": (
         Experiment("table-1", "Table I by its own times", 1, scaling_of_table_i),
@@ -509,7 +514,9 @@ EXPERIMENTS = {
             "Table VII on four emulated networks, 4 ranks, at the paper's intervals",
             240,
             covap_beside_comparators,
-            partial(covap_beside_comparators, "--only", "vgg19", "--shrink", "256", rounds=1, warmup=2),
+            partial(
+                covap_beside_comparators, "--only", "vgg19", "--shrink", "1024", "--alone", rounds=1, warmup=1
+            ),
         ),
     ),
     "scalecom": (
@@ -519,14 +526,14 @@ EXPERIMENTS = {
             "Figures 2a and 3, two ranks, one seed",
             240,
             likeness_of_ranks,
-            partial(likeness_of_ranks, 4),
+            partial(likeness_of_ranks, "convnet", 10),
         ),
         Experiment(
             "training",
             "Table 2 in training, two ranks, one seed",
             300,
             trained_by_scalecom,
-            partial(trained_by_scalecom, "convnet", 0.05),
+            partial(trained_by_scalecom, "convnet", 0.02),
         ),
     ),
     "mergecomp": (
@@ -536,14 +543,14 @@ EXPERIMENTS = {
             "Tables 2 and 3 on two ranks at 700 Mbit/s",
             240,
             merged_on_two_ranks,
-            partial(merged_on_two_ranks, 256, 2, 1),
+            partial(merged_on_two_ranks, QUICK, 1, 1),
         ),
         Experiment(
             "figure-4",
             "Figure 4, all 161 tensors compressed, 4 ranks at 2 Gbit/s",
             240,
             every_tensor_compressed,
-            partial(every_tensor_compressed, 256, 2, 1, 2),
+            partial(every_tensor_compressed, QUICK, 1, 1, 2),
         ),
     ),
     "gcomp": (
@@ -552,13 +559,13 @@ EXPERIMENTS = {
             "Sizes of gradients of a small transformer",
             120,
             sizes_of_gradients,
-            partial(sizes_of_gradients, "convnet", 4),
+            partial(sizes_of_gradients, "convnet", 2),
         ),
         Experiment(
             "words", "Zeros with an embedding of words", 120, zeros_of_words, partial(zeros_of_words, 2)
         ),
         Experiment(
-            "figure-18", "Losses beside exact training's", 200, straying_losses, partial(straying_losses, 9)
+            "figure-18", "Losses beside exact training's", 200, straying_losses, partial(straying_losses, 8)
         ),
         Experiment(
             "figure-10",

@@ -10,14 +10,16 @@ mean error-fed gradient, as a share of what the true top-k of each unit would; t
 choices; and the overlap of their histograms (Chen et al. 2020, "ScaleCom", figures 2b and 3). Losses are
 those of the last tenth of the steps; "behind" is the mean difference to plain averages, seed by seed.
 
-With `--figures` it is the paper's figures 2a to 2d, 3 and A1 over steps instead, each a mean over the looks
+With `--figures` it is the paper's figures 2a to 2d and 3 over steps instead, each a mean over the looks
 at a span of steps, and over ranks and seeds: learning rates, compression rates and samples per rank are the
-paper's, the learning rate is constant, and nothing is dense at first. Networks without BatchNorm do not train
-at the paper's learning rates; `--slower` divides them.
+paper's, the learning rate is constant, and nothing is dense at first. Figure A1 is how alike the quantiles of
+two ranks' magnitudes are at step 100, as the share R² of a straight line. Networks without BatchNorm do not
+train at the paper's learning rates; `--slower` divides them.
 
     python benchmarks/scalecom_choice.py [--workload convnet] [--rates 100 400] [--train] [--steps 200]
         [--seeds 2] [--recipes "scalecom(rate={rate}, warmup_steps={warm})" …]
     python benchmarks/scalecom_choice.py --figures 2a 2c 3 [--workload resnet_demo] [--steps 90] [--seeds 3]
+    python benchmarks/scalecom_choice.py --figures A1 [--workload resnet_demo] [--seeds 3]
 """
 
 import argparse
@@ -28,11 +30,12 @@ from itertools import pairwise
 from statistics import fmean
 
 import torch
-from lockstep import Outcome, Setting, spread, train
+from lockstep import Outcome, Ranks, Setting, spread, train
 from same_loss import WORKLOADS, gap
 from torch import Tensor
 
 from gradwire.codec.select.rates import rated_top_k
+from gradwire.memory import UNSENT
 from gradwire.tools.diagnose import Diagnosis
 from gradwire.unit.context import ExchangeContext
 from gradwire_lab.workloads import catalogue
@@ -193,6 +196,44 @@ def similar(options: argparse.Namespace) -> None:
             print(f"{head} loss | {' | '.join(f'{loss:.3f}' for loss in losses)} |", flush=True)
 
 
+def magnitudes_at(setting: Setting, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Pairs of magnitudes (n,) in the last step of a training: what figure A1 compares."""
+    before, found = [], {}
+
+    def look(ranks: Ranks, gradients: Sequence[Tensor], mean: Tensor, number: int) -> None:
+        memories = [flat_buffer.committed[UNSENT] for flat_buffer in ranks.flat_buffers]
+        if number == setting.steps - 2:
+            before[:] = [memory.clone() for memory in memories]
+        elif number == setting.steps - 1:
+            fed = torch.stack([one + gradient for one, gradient in zip(before, gradients, strict=True)])
+            found["memories of two ranks"] = before[0].abs(), before[1].abs()
+            found["gradients of two ranks"] = gradients[0].abs(), gradients[1].abs()
+            found["a rank's error-fed gradient and the mean"] = fed[0].abs(), fed.mean(0).abs()
+
+    train(setting, seed, look=look)
+    return found
+
+
+def r_squared(one: Tensor, other: Tensor) -> float:
+    """Share of the variance that a straight line explains."""
+    return float(torch.corrcoef(torch.stack([one, other]).double())[0, 1] ** 2)
+
+
+def quantiles(options: argparse.Namespace) -> None:
+    """The paper's figure A1: R² of sorted magnitudes, and Spearman's correlation, by rank."""
+    work = catalogue.workload(options.workload, full=False)
+    own = work.optimizer(work.model(0).parameters()).param_groups[0]["lr"]
+    scale = 0.01 / options.slower / own
+    setting = Setting(options.workload, CHOOSING["local top-k, 0.1 %"], 8, SAMPLES, 100, scale, constant=True)
+    pairs = [magnitudes_at(setting, seed) for seed in range(options.seeds)]
+    print(f"{options.workload}, 8 ranks of {SAMPLES} samples, step 100, {options.seeds} seeds\n")
+    print("| magnitudes of | R² of the quantiles | Spearman |\n|---|---|---|")
+    for name in pairs[0]:
+        sorts = [r_squared(*(each.sort().values for each in pair[name])) for pair in pairs]
+        ranked = [r_squared(*(each.argsort().argsort() for each in pair[name])) ** 0.5 for pair in pairs]
+        print(f"| {name} | {spread(sorts)} | {spread(ranked)} |", flush=True)
+
+
 QUANTITIES: dict[str, Callable[[Diagnosis], float]] = {
     "memories apart": lambda d: d.memory_distance,
     "Spearman": lambda d: d.spearman,
@@ -226,13 +267,16 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 400])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--train", action="store_true")
-    parser.add_argument("--figures", nargs="+", choices=sorted({each.figure for each in CURVES}))
+    parser.add_argument("--figures", nargs="+", choices=["A1", *sorted({each.figure for each in CURVES})])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="of `--figures`")
     parser.add_argument("--slower", type=float, default=1.0, help="divides the paper's learning rates")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.figures == ["A1"]:
+        quantiles(options)
+        return
     if options.figures:
         similar(options)
         return
