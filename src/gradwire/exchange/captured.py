@@ -62,7 +62,7 @@ class _Apart(ExchangeContext):
 
 
 class _Kept(ExchangeState):
-    """What an exchange keeps, at addresses that do not change."""
+    """State of an exchange, at addresses that do not change."""
 
     def __init__(self, kept: ExchangeState, where: torch.device) -> None:
         super().__init__()
