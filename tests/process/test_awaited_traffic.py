@@ -31,6 +31,8 @@ class Seen:
     recipe: str
     gather: str | None
     is_uncoded: bool
+    memory: tuple[int, int]
+    """Bytes of what is unsent, and of gathered parameters that are held."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def _digest(model: nn.Module) -> str:
 
 def _seen(wire: gradwire.Wire) -> Seen:
     report = wire.report()
-    return Seen(wire.settled, report.recipe, report.gather, report.ratio > 0.9)
+    memory = report.memory_bytes, report.as_dict()["held_bytes"]
+    return Seen(wire.settled, report.recipe, report.gather, report.ratio > 0.9, memory)
 
 
 def _two_passes_a_step(
@@ -87,8 +90,11 @@ def changes_over(gather: str) -> Run:
 def test_what_was_asked_for_begins_on_all_ranks_in_the_same_pass(two: Ranks, gather: str) -> None:
     for found in two(changes_over, gather):
         first, due, last = found.seen
-        assert first == due == Seen(False, "int4 (dense until its kernels are compiled)", None, True)
-        assert last == Seen(True, "int4", gather, False)
+        memory = last.memory  # it is allocated from the beginning
+        assert first == due == Seen(False, "int4 (dense until its kernels are compiled)", None, True, memory)
+        assert last == Seen(True, "int4", gather, False, memory)
+        assert memory[0] > 0
+        assert (memory[1] > 0) == (gather == "exact")
         assert found.digest == found.by_hand, "bit for bit"
 
 

@@ -576,7 +576,7 @@ class FSDPWire(Wire):
             compress_s=coding_s,
             backward_s=0.0,
             exposed_comm_s=0.0,
-            memory_bytes=sum(unsent.nbytes for _, unsent in traffic.unsent),
+            memory_bytes=traffic.unsent_bytes,
             units=len(traffic.modules),
             facts=None,
             timeline=[],
@@ -584,7 +584,7 @@ class FSDPWire(Wire):
             per_node=1 if nodes is None else nodes.per_node,
             inside_bytes_per_step=inside,
             why_flat=traffic.why_flat if traffic.wished.is_coded else "",
-            held_bytes=traffic.held_bytes(traffic.wished),
+            held_bytes=traffic.held_bytes(traffic.asked),
             **own,
         )
 

@@ -412,6 +412,13 @@ class Traffic:
             if scatter.unsent is not None:
                 yield each, scatter.unsent
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of memory for the unsent gradient, also while kernels are awaited."""
+        awaited = self._awaited
+        rooms = [each.unsent for each in self.scatters] if awaited is None else awaited.memory
+        return sum(each.nbytes for each in rooms if each is not None)
+
     def add_unsent_to_gradients(self, loss_scale: float) -> None:
         """Add the mean unsent gradient to `p.grad`, and set it to zero. A float32 reduce-scatter per
         module.
