@@ -302,9 +302,10 @@ def _awaited(traffic: Traffic, control: Comm) -> Callable[[], bool] | None:
     process compiles them; `None` if there is nothing to wait for. A collective.
     """
     subjects = _subjects(traffic)
+    load = partial(prepare, traffic.asked.scattering.text, subjects, control.rank)
     has_kernels = compiled_beside(subjects, control)
     if has_kernels is None:
-        _prepare(traffic, control)
+        load()
         return None
     if control.rank == 0:
         _LOG.info(
@@ -315,7 +316,7 @@ def _awaited(traffic: Traffic, control: Comm) -> Callable[[], bool] | None:
     def all_have_kernels() -> bool:
         if slowest(control, [float(not has_kernels())]) != [0.0]:
             return False
-        _prepare(traffic, control)
+        load()
         return True
 
     return all_have_kernels
@@ -429,6 +430,14 @@ _NOT_KNOWN = (
 )
 
 
+def _load(traffic: Traffic, control: Comm, saved: Saved, missing: Missing, mean: bool) -> None:
+    """Load states, for the recipe that was asked for: what is unsent is of that one."""
+    if traffic.awaits_kernels:
+        _prepare(traffic, control)
+        traffic.begin_awaited()
+    state.load(traffic, control, saved, missing, mean=mean or not state.fits(traffic, saved))
+
+
 class TrafficRanks(Ranks):
     """Calls that the ranks of one mesh make together, about FSDP2's own traffic."""
 
@@ -447,7 +456,7 @@ class TrafficRanks(Ranks):
             lambda: traffic.made,
             lambda: state.save(traffic, control),
             lambda saved: state.fits(traffic, saved),
-            self._load,
+            partial(_load, traffic, control),
         )
         super().__init__(of, partial(state.save_mean, traffic, control))
 
@@ -456,13 +465,6 @@ class TrafficRanks(Ranks):
             raise ValueError(f"{call}: the wire was detached, and FSDP2 carries its traffic itself")
         self._calls.require_between_steps(call)
         self._calls.begin(call, self.traffic.made)
-
-    def _load(self, saved: Saved, missing: Missing, mean: bool) -> None:
-        traffic, control = self.traffic, self.control
-        if traffic.awaits_kernels:  # unsent gradient that is loaded is that of the recipe which was asked for
-            _prepare(traffic, control)
-            traffic.begin_awaited()
-        state.load(traffic, control, saved, missing, mean=mean or not state.fits(traffic, saved))
 
     def _together(self, call: str, function: Callable[[], T]) -> T:
         self.begin(call)
