@@ -66,7 +66,7 @@ PORT, URL = 29510, f"s3://{s3.BUCKET}/run"
 AWAY = 3
 """Rounds after which a killed member starts again."""
 END_S = 20.0
-"""So long all have to end once the first member has had all rounds."""
+"""So long the members of the last round have to note it once the first member has."""
 HEADROOM = 0.02
 """A loss so little above another is reached."""
 
@@ -227,10 +227,11 @@ def run(play: Play, asked: argparse.Namespace) -> Outcome:
                 print(f"{play.name(place)} ended with {process.poll()}:", *told, sep="\n  ", file=sys.stderr)
         if running[0].poll():
             raise SystemExit(1)
-        until_s = time.monotonic() + END_S
-        while any(each.poll() is None for each in running.values()) and time.monotonic() < until_s:
+        until_s, there = time.monotonic() + END_S, 0
+        while there < noted(first)[-1]["members"] and time.monotonic() < until_s:
             time.sleep(0.05)
-        outcome.notes = [noted(folder / f"{place}.jsonl") for place in range(play.members)]
+            outcome.notes = [noted(folder / f"{place}.jsonl") for place in range(play.members)]
+            there = sum(bool(each) and each[-1]["round"] == play.rounds for each in outcome.notes)
         outcome.made = sum((folder / f"{place}.steps").stat().st_size for place in range(play.members))
         outcome.counted = sum(each["steps"] for notes in outcome.notes for each in notes)
         if (told := folder / "counted").exists():
@@ -255,16 +256,19 @@ def noted(path: Path) -> list[Note]:
 # -- figures
 
 
-def periods(outcome: Outcome) -> tuple[list[Note], list[Note]]:
-    """Rounds of the first member that nothing disturbed, and those in which a member was killed."""
+def periods(outcome: Outcome) -> tuple[list[Note], list[list[Note]]]:
+    """Rounds of the first member that nothing disturbed; and of each kill the round in which it came and the
+    next, of which one waits for the dead member.
+    """
     rounds, ends = outcome.notes[0], [each["at"] for each in outcome.notes[0]]
-    hit = {next((i for i, end in enumerate(ends) if end > at), -1) for _place, at in outcome.kills}
+    hit = {next((i for i, end in enumerate(ends) if end > at), -1) for _place, at in outcome.kills} - {-1}
+    after = hit | {i + 1 for i in hit}
     usual = [
         each
         for i, each in enumerate(rounds)
-        if i > 1 and i not in hit and each["members"] == rounds[i - 1]["members"] and not each["events"]
+        if i > 1 and i not in after and each["members"] == rounds[i - 1]["members"] and not each["events"]
     ]
-    return usual, [rounds[i] for i in sorted(hit - {-1})]
+    return usual, [rounds[i : i + 2] for i in sorted(hit)]
 
 
 def report(outcome: Outcome, rate_bit_s: float | None) -> None:
@@ -281,7 +285,7 @@ def report(outcome: Outcome, rate_bit_s: float | None) -> None:
         min(each["waited_s"] for notes in outcome.notes for each in notes if each["round"] == round_)
         for round_ in rounds
     )
-    told = ", ".join(f"{each['period_s'] - usual_s:+.2f}" for each in killed)
+    told = ", ".join(f"{sum(one['period_s'] - usual_s for one in each):+.2f}" for each in killed)
     print(
         f"{who}: {len(first)} rounds in {first[-1]['at'] - first[0]['at']:.0f} s, {len(killed)} with a kill"
     )
