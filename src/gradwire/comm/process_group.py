@@ -131,24 +131,6 @@ class WorkPending:
         work.get_future().add_done_callback(_Callback(callback))
 
 
-class _InStream(Unannounced):
-    """c10d's work on tensors of a device: waiting for it makes a stream wait."""
-
-    def __init__(self, issue: Callable[..., Any], *arguments: object) -> None:
-        """Issue it. Raises `TransportError`."""
-        try:
-            self._work = issue(*arguments)
-        except RuntimeError as error:
-            raise TransportError(f"a collective could not be issued: {error}") from error
-
-    def wait(self) -> None:
-        """Let work in the current stream come after the collective. Raises `TransportError`."""
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise TransportError(f"a collective failed: {error}") from error
-
-
 def _stays(_comm: object, _tensor: Tensor, _out: Tensor) -> Pending:
     return DONE
 
@@ -191,27 +173,47 @@ _MOST_WAYS = 1024
 """Rounds of sizes that never come again must not fill memory."""
 
 
-def _collectives(group: Any) -> dict[Verb, Way]:
-    """Ways of collectives in a stream, as c10d has them, with their options, looked up once.
+class _Collectives:
+    """The collectives of a group as c10d has them, with their options, looked up once.
 
     Functions of `torch.distributed` look up the group, check types and make options in each call. The options
     are those that they make for `async_op=True`. torch 2.13 renamed two of the methods.
     """
-    reduce = group.allreduce
-    gather = getattr(group, "all_gather_single", None) or group._allgather_base
-    exchange = getattr(group, "all_to_all_single", None) or group.alltoall_base
-    options: Any = c10d
-    reducing, gathering, exchanging = (
-        options.AllreduceOptions(), options.AllgatherOptions(), options.AllToAllOptions()
-    )  # fmt: skip
-    reducing.reduceOp = dist.ReduceOp.SUM
-    for each in (reducing, gathering, exchanging):
-        each.asyncOp = True
-    return {
-        "all_reduce": lambda _comm, tensor, _out: _InStream(reduce, [tensor], reducing),
-        "all_gather": lambda _comm, tensor, out: _InStream(gather, out.view(-1), tensor, gathering),
-        "all_to_all": lambda _comm, tensor, out: _InStream(exchange, out, tensor, [], [], exchanging),
-    }
+
+    def __init__(self, group: Any) -> None:
+        self.all_reduce = group.allreduce
+        self.all_gather = getattr(group, "all_gather_single", None) or group._allgather_base
+        self.all_to_all = getattr(group, "all_to_all_single", None) or group.alltoall_base
+        options: Any = c10d
+        self.reducing, self.gathering = options.AllreduceOptions(), options.AllgatherOptions()
+        self.exchanging = options.AllToAllOptions()
+        self.reducing.reduceOp = dist.ReduceOp.SUM
+        for each in (self.reducing, self.gathering, self.exchanging):
+            each.asyncOp = True
+
+
+class _InStream(Unannounced):
+    """c10d's work on tensors of a device: waiting for it makes a stream wait."""
+
+    def __init__(self, verb: Verb, bound: _Collectives, _comm: object, tensor: Tensor, out: Tensor) -> None:
+        """Issue it. Raises `TransportError`."""
+        try:
+            match verb:
+                case "all_reduce":
+                    self._work = bound.all_reduce([tensor], bound.reducing)
+                case "all_gather":
+                    self._work = bound.all_gather(out.view(-1), tensor, bound.gathering)
+                case _:
+                    self._work = bound.all_to_all(out, tensor, [], [], bound.exchanging)
+        except RuntimeError as error:
+            raise TransportError(f"a collective could not be issued: {error}") from error
+
+    def wait(self) -> None:
+        """Let work in the current stream come after the collective. Raises `TransportError`."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise TransportError(f"a collective failed: {error}") from error
 
 
 class ProcessGroupComm(PointToPointComm):
@@ -229,19 +231,19 @@ class ProcessGroupComm(PointToPointComm):
         self.series: ahead.ReceiveSeries | None = None
         """Receives announced ahead, or `None`."""
         self._shares_links = False
-        self._ways: dict[tuple[Round, int, bool], Way] = {}
-        """How rounds are issued, by round, bytes, and whether they are on the CPU."""
+        self._ways: dict[tuple[object, ...], Way] = {}
+        """How rounds are issued, by what tells them apart."""
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
         _has_comms.set()
 
     @cached_property
-    def _bound(self) -> dict[Verb, Way]:
-        """Empty with a version of torch that has other names."""
+    def _bound(self) -> _Collectives | None:
+        """`None` with a version of torch that has other names."""
         try:
-            return _collectives(self.group)
+            return _Collectives(self.group)
         except AttributeError:
-            return {}
+            return None
 
     def close(self) -> None:
         """End the helper thread, if there is one. The caller has waited for all of its rounds."""
@@ -284,12 +286,14 @@ class ProcessGroupComm(PointToPointComm):
         """Issue a round: by the library, as point-to-point messages if these are faster, or by hops of our
         own. Rounds that are alike go the same way, which is chosen once.
         """
-        key = round_, tensor.nbytes, tensor.is_cpu
+        # Not the round itself: the hash of a dataclass is a function of Python.
+        nbytes, is_cpu = tensor.nbytes, tensor.is_cpu
+        key = round_.verb, round_.algorithm, round_.by, round_.src, nbytes, is_cpu
         way = self._ways.get(key)
         if way is None:
             if len(self._ways) >= _MOST_WAYS:
                 self._ways.clear()
-            way = self._ways[key] = self._way(*key)
+            way = self._ways[key] = self._way(round_, nbytes, is_cpu)
         return way(self, tensor, out)
 
     def _way(self, round_: Round, nbytes: int, is_cpu: bool) -> Way:
@@ -300,8 +304,9 @@ class ProcessGroupComm(PointToPointComm):
         """
         if self.world == 1:
             return _stays if round_.verb in ("all_reduce", "broadcast") else _copies
-        if not is_cpu and round_.algorithm == "library" and round_.verb in self._bound:
-            return self._bound[round_.verb]
+        bound = None if is_cpu or round_.algorithm != "library" else self._bound
+        if bound is not None and round_.verb in ("all_reduce", "all_gather", "all_to_all"):
+            return partial(_InStream, round_.verb, bound)
         match round_.verb:
             case "all_reduce" if round_.algorithm == "direct" and is_cpu:
                 return self._direct(nbytes)

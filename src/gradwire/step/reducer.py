@@ -886,7 +886,8 @@ class Reducer(InstalledRecipe):
     def _start(self, step: Step, exchange: InFlight) -> None:
         """Worker, 2 and 3: compress and issue; the last collective stays in flight."""
         plan, comm, agreed = exchange.plan, exchange.comm, exchange.agreed
-        step.flight.begins(agreed)
+        step.flight.outstanding += 1
+        step.flight.fallible += agreed.may_fail
         try:
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
@@ -947,7 +948,8 @@ class Reducer(InstalledRecipe):
             raise
         except BaseException as error:
             step.fail(error, f"decode of {label}")
-        step.flight.ends(exchange.agreed)
+        step.flight.outstanding -= 1
+        step.flight.fallible -= exchange.agreed.may_fail
         step.sent.add(exchange.agreed.wire_bytes, exchange.comm, is_timed=step.is_timed)
 
     def _send_early(self, step: Step, names: Set[str]) -> None:

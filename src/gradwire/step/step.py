@@ -132,16 +132,6 @@ class Flight:
     stale: bool = False
     """True if the model's buffers were out of date on some rank, and are not used."""
 
-    def begins(self, agreed: Collectives) -> None:
-        """An exchange begins."""
-        self.outstanding += 1
-        self.fallible += agreed.may_fail
-
-    def ends(self, agreed: Collectives) -> None:
-        """It is decoded, or has failed."""
-        self.outstanding -= 1
-        self.fallible -= agreed.may_fail
-
     def receive_buffers(self, stale: bool) -> None:
         """Block until rank 0's buffers are here. If any rank's are `stale`, they are not used."""
         for each in self.carried:
