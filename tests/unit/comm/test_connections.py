@@ -88,7 +88,7 @@ def on_ranks(
         groups = [cast("dist.ProcessGroup", _Group(number, rank, world)) for number in range(connections)]
         comm = ProcessGroupComm(groups[0])
         comm.spread(groups[1:])
-        comm.series = ahead.ReceiveSeries(0) if announces else None
+        comm.announce(ahead.ReceiveSeries(0) if announces else None)
         try:
             return body(comm)
         finally:
@@ -124,6 +124,30 @@ def test_messages_of_any_length_arrive_whole_and_in_order(
     for rank, came in enumerate(on_ranks(3, connections, body, announces)):
         for place, (size, message) in enumerate(zip(lengths, came, strict=True)):
             assert torch.equal(message, numbers((rank - 1) % 3, place + size)[:size])
+
+
+CHANGES: dict[str, Callable[[ProcessGroupComm], None]] = {
+    "more connections": lambda comm: comm.spread([cast("dist.ProcessGroup", _Group(1, comm.rank, 3))]),
+    "receives announced ahead": lambda comm: comm.announce(ahead.ReceiveSeries(0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_round_goes_another_way_than_those_like_it_before_a_change(
+    change: str, wires: _Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradwire.comm.process_group._all_gather_flat", lambda *_, **__: DONE)
+
+    def body(comm: ProcessGroupComm) -> Tensor:
+        out = torch.zeros(3, LONG)
+        comm.all_gather(out, numbers(comm.rank, LONG)).wait()
+        assert not out.any(), "the library has it, which does nothing here"
+        CHANGES[change](comm)
+        comm.all_gather(out, numbers(comm.rank, LONG)).wait()
+        return out
+
+    all_of_them = torch.stack([numbers(rank, LONG) for rank in range(3)])
+    assert all(torch.equal(out, all_of_them) for out in on_ranks(3, 1, body))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
