@@ -126,28 +126,34 @@ def test_messages_of_any_length_arrive_whole_and_in_order(
             assert torch.equal(message, numbers((rank - 1) % 3, place + size)[:size])
 
 
-CHANGES: dict[str, Callable[[ProcessGroupComm], None]] = {
-    "more connections": lambda comm: comm.spread([cast("dist.ProcessGroup", _Group(1, comm.rank, 3))]),
-    "receives announced ahead": lambda comm: comm.announce(ahead.ReceiveSeries(0)),
-}
+CHANGES: dict[str, tuple[int, int, Callable[[ProcessGroupComm], None]]] = {
+    # among how many ranks, of how many elements
+    "more connections": (
+        3, LONG, lambda comm: comm.spread([cast("dist.ProcessGroup", _Group(1, comm.rank, 3))]),
+    ),
+    "receives announced ahead": (3, LONG, lambda comm: comm.announce(ahead.ReceiveSeries(0))),
+    "a slow link": (2, 7, lambda comm: comm.expect(1.0)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_round_goes_another_way_than_those_like_it_before_a_change(
     change: str, wires: _Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradwire.comm.process_group._all_gather_flat", lambda *_, **__: DONE)
+    world, size, changes = CHANGES[change]
+    for name in ("gradwire.comm.process_group._all_gather_flat", "torch.distributed.all_to_all_single"):
+        monkeypatch.setattr(name, lambda *_, **__: DONE)
 
     def body(comm: ProcessGroupComm) -> Tensor:
-        out = torch.zeros(3, LONG)
-        comm.all_gather(out, numbers(comm.rank, LONG)).wait()
-        assert not out.any(), "the library has it, which does nothing here"
-        CHANGES[change](comm)
-        comm.all_gather(out, numbers(comm.rank, LONG)).wait()
+        out = torch.zeros(world, size)
+        comm.all_gather(out, numbers(comm.rank, size)).wait()
+        assert not out[1 - comm.rank].any(), "the library has it, which does nothing here"
+        changes(comm)
+        comm.all_gather(out, numbers(comm.rank, size)).wait()
         return out
 
-    all_of_them = torch.stack([numbers(rank, LONG) for rank in range(3)])
-    assert all(torch.equal(out, all_of_them) for out in on_ranks(3, 1, body))
+    all_of_them = torch.stack([numbers(rank, size) for rank in range(world)])
+    assert all(torch.equal(out, all_of_them) for out in on_ranks(world, 1, body))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

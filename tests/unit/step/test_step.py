@@ -8,12 +8,15 @@ import torch
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
+from gradwire.errors import GradwireError
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.gradient_bucket import GradientBucket, route_of
+from gradwire.step.intake import Intake
 from gradwire.step.moods import Outcome
-from gradwire.step.step import Step
+from gradwire.step.step import Sent, Step
 from gradwire.unit.parameters import ParameterSpec, slots_of
 from tests.support.rig import Rig, gradients
 
@@ -124,3 +127,27 @@ def test_every_rank_hears_how_long_each_of_them_computed() -> None:
     own = torch.tensor([own_s for own_s, _ in told], dtype=torch.float32).tolist()  # as it travels
     assert len(set(own)) > 1, "some microseconds; two of them are alike now and then"
     assert all(list(by_rank_s) == own for _, by_rank_s in told)
+
+
+def test_a_bucket_that_never_has_its_turn_is_missed_where_nothing_is_compressed() -> None:
+    come = Intake()
+    come.require_all_units([])
+    come.add(GradientBucket(torch.zeros(1), (), 1))
+    with pytest.raises(GradwireError, match="never arrived"):
+        come.require_all_units([])
+
+
+@pytest.mark.parametrize(
+    ("planned", "is_timed", "found"),
+    [(8.0, True, (16.0, 8.0)), (8.0, False, (8.0, 8.0)), (None, False, (16.0, 16.0))],
+)
+def test_bytes_are_metered_where_that_costs_nothing_or_nothing_was_planned(
+    planned: float | None, is_timed: bool, found: tuple[float, float]
+) -> None:
+    def rank(comm: Comm) -> tuple[float, float]:
+        sent, metered = Sent(), MeteredComm(comm)
+        metered.all_reduce(torch.zeros(4)).wait()
+        sent.add(planned, metered, is_timed=is_timed)
+        return sent.metered_bytes, sent.predicted_bytes
+
+    assert run_ranks(2, rank) == [found] * 2
