@@ -69,10 +69,11 @@ CALLS = (
         ),
     ),
 )  # fmt: skip
-"""Of less than ten minutes each, with kernels of Triton still to be compiled. First comes what nothing else
-here can show, several ranks over NCCL, and the table by which defaults are decided; then what is likeliest to
-be wrong: what the compiler makes of kernels, then the host's time for a unit, on which the constants of
-`gradwire.granularity` stand, then waits in lossy recipes. All else follows from them.
+"""Of less than ten minutes each, with kernels of Triton still to be compiled. First comes what no GPU has run
+yet, captured kernels; then what nothing else here can show, several ranks over NCCL, and the table by which
+defaults are decided; then what is likeliest to be wrong: what the compiler makes of kernels, then the host's
+time for a unit, on which the constants of `gradwire.granularity` stand, then waits in lossy recipes. All else
+follows from them.
 """
 PARTS = tuple(part for call in CALLS for part in call)
 INTERPRETED = 4.0

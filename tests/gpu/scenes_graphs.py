@@ -196,14 +196,17 @@ def host_time() -> Found:
 
 
 SCENES: dict[str, Callable[[], Any]] = {
+    **{f"{name}, plain": partial(compared, text, plain) for name, text in CAPTURED.items()},
+    "host time": host_time,
     **{
-        f"{name}, {life}": partial(compared, CAPTURED[name], act)
+        f"{name}, {life}": partial(compared, text, act)
         for life, act in LIVES.items()
-        for name in CAPTURED
+        for name, text in CAPTURED.items()
+        if act is not plain
     },
     **{
         f"{name}, one rank captures": partial(compared, text, plain, on_all_ranks=False)
         for name, text in CAPTURED.items()
     },
-    "host time": host_time,
 }
+"""What is wanted most first."""
