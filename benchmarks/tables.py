@@ -102,10 +102,15 @@ def gains(demo: Document) -> str:
     ]
     seeds = min(len(both.ddp.courses), len(both.wire.courses))
     first = max(course.uncounted for course in courses_of(demo) if course.name == "gradwire")
-    spread = f"means of {seeds} seeds, with their range" if seeds > 1 else "those of one seed"
+    spread = (
+        "A time to it is when the mean over seeds was there, with the range of the seeds that were. "
+        f"Accuracies are means of {seeds} seeds, with their range."
+        if seeds > 1
+        else "Times to it and accuracies are those of one seed."
+    )
     how = (
-        f"The loss to reach is the final one of plain DDP's worst seed, as a mean of {WINDOW} steps. Times "
-        f"to it and accuracies are {spread}. Times include the choice; steps and bytes are counted "
+        f"The loss to reach is the final one of plain DDP's worst seed, as a mean of {WINDOW} steps. "
+        f"{spread} Times include the choice; steps and bytes are counted "
         f"after it, from step {first + 1} on. Measured on {_when(demo)}, on "
         f"{demo['machine']['processor']}. "
         + " ".join(

@@ -1,13 +1,15 @@
-"""Which mood may follow which: of a backward pass, for the thread that trains, and of its step on the worker.
+"""Which mood of a backward pass may follow which, for the thread that trains; and which outcome of its step,
+on the worker.
 
-    pass   IDLE ──► BEGUN ────────────────────► GIVEN ─────────────────────────────► IDLE
-                     │ it broke off               │ another pass while the step runs
-                     └──► BROKEN_OFF ◄────────────┘
+    pass   IDLE ──► BEGUN ──────────────────► GIVEN ─────────────────────────────► IDLE
+                     │ it broke off     ◄──────┘ │  an interrupt came before the results
+                     └──► BROKEN_OFF ◄───────────┘ another pass while the step runs
 
     step           RUNNING ─────────────────► VOTING ──► VOTED ──┬──► COMMITTED, NOT_FINITE or FAILED
                      └── broken transport ──────┴──► FAILED      └──► DEFERRED ──► one of the three
+           COMMITTED or NOT_FINITE ──► FAILED, if ranks that share a replica cannot gather its means
 
-Two things last beside them. What other ranks have not *heard* is told before the next pass has BEGUN: a step
+Two things last beside them. Before a pass has BEGUN, other ranks are told what they do not know yet: a step
 was left out here, or a pass broke off before its first gradient. Over a *broken* transport
 (`Reducer.broken`) all later steps go from RUNNING to FAILED.
 """
