@@ -56,6 +56,13 @@ def mark_not_finite() -> None:
         device.mark_not_finite(torch.zeros(N, dtype=dtype), torch.zeros(1, dtype=torch.int32))
 
 
+def joined() -> None:
+    mark = torch.zeros(1, dtype=torch.int32)
+    regions = [torch.zeros(N, dtype=each) for each in (torch.float32, torch.float16, torch.bfloat16)]
+    device.join(regions, torch.zeros(3 * N + 1), 0.5, mark)
+    device.split(torch.zeros(3 * N + 1), regions, mark)
+
+
 def zero_idle() -> None:
     device.zero_idle(torch.zeros(N), Pieces([(0, 0, N)]), torch.zeros(1, dtype=torch.bool))
 
@@ -135,7 +142,8 @@ def places() -> None:
     for count, dtype in ((16, torch.float32), (160, torch.bfloat16), (N // 2, torch.float16)):
         shape = sparse_layout(count, N, dtype).shape
         device.take_chosen(torch.zeros(N), torch.arange(count), shape)
-        device.average_chosen(torch.zeros(2, shape.bytes, dtype=torch.uint8), shape, torch.zeros(N), 0.5)
+        payloads, mark = torch.zeros(2, shape.bytes, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
+        device.average_chosen(payloads, shape, torch.zeros(N), 0.5, mark)
     planes = elias_fano_planes(160, N)
     device.unpack_elias_fano(device.pack_elias_fano(torch.arange(160), planes), planes)
     device.put(torch.zeros(N), torch.arange(16), device.take(torch.zeros(N), torch.arange(16)))
@@ -182,6 +190,7 @@ CALLS = (
     compensate_momentum_ahead,
     poison,
     mark_not_finite,
+    joined,
     zero_idle,
     chunks,
     signs,

@@ -34,6 +34,8 @@ WITHOUT_VECTORS = {
     "_pack_widths",
     "_add_widths",
     "_zero_idle",
+    "_join",
+    "_split",
     "_set_levels",
     "_set_steps",
     "_pack_places",

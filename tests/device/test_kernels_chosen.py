@@ -123,6 +123,11 @@ def test_words_that_stand_for_no_choice_are_found_as_on_the_cpu(count: int, nume
             ]
             assert heard == sound
             assert same(*outs)
+            for each, out in zip((device, cpu, plain), (*outs, outs[0].clone()), strict=True):
+                mark = torch.zeros(1, dtype=torch.int32)
+                assert each.average_chosen(rows, shape, out, 0.5, mark) is True
+                each.average_chosen(torch.stack([good, good]), shape, out, 0.5, mark)
+                assert mark.item() == (not sound[0]), "and it stays"
     assert False in found
 
 
@@ -140,6 +145,9 @@ def test_places_out_of_order_are_no_choice_wherever_they_lie() -> None:
         words = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
         for module in (device, cpu):
             assert not bool(module.unpack_elias_fano(words, planes)[1]), place
+            mark = torch.zeros(1, dtype=torch.int32)
+            assert module.unpack_elias_fano(words, planes, mark)[1] is True
+            assert mark.item() == 1
 
 
 def test_zeros_are_no_choice_and_nothing_is_added() -> None:

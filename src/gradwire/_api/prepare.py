@@ -28,6 +28,7 @@ from gradwire.exchange.base import CYCLE, STEADY
 from gradwire.granularity import ON_DEVICE
 from gradwire.kernels import compiler
 from gradwire.kernels.flagged import poison, zero_idle
+from gradwire.kernels.joined import join, split
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import slowest
@@ -39,6 +40,7 @@ from gradwire.step.ahead import CodedBuffer
 from gradwire.step.environment import Controller, ReducerEnvironment
 from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.layout import Layout, build, only_compresses
+from gradwire.step.marks import Marks
 from gradwire.unit.context import Coded, ExchangeContext
 from gradwire.unit.parameters import ParameterSpec, Unit
 
@@ -179,6 +181,8 @@ def rehearse(layout: Layout, world: int) -> None:
     from gradwire.measure.codec import EchoComm  # loaded where a device is
 
     for flat_buffer in layout.flat_buffers:
+        marks = Marks(layout.flat_buffers, flat_buffer.x.device)
+        mark = marks.begin()
         slot = max(flat_buffer.slots, key=lambda slot: slot.spec.numel)
         size = min(slot.spec.numel, _ENOUGH)
         bucket = torch.zeros(size + 1, dtype=slot.spec.dtype, device=flat_buffer.x.device)
@@ -187,8 +191,11 @@ def rehearse(layout: Layout, world: int) -> None:
             seen = flat_buffer.compensate(grads, STEADY, world)
             if isinstance(seen.idle, Tensor):
                 zero_idle(flat_buffer.x, grads.pieces, seen.idle)
-        coded = _rehearse_marking(layout, flat_buffer, world)
-        poison([flat_buffer.x], torch.zeros((), dtype=torch.bool, device=flat_buffer.x.device))
+        coded = _rehearse_marking(layout, flat_buffer, world, marks)
+        poison([flat_buffer.x], mark)
+        flat = torch.empty(2, dtype=torch.float32, device=flat_buffer.x.device)
+        join([bucket[:1]], flat, 1.0, mark)
+        split(flat, [bucket[:1]], mark)
         flat_buffer.x.copy_(
             flat_buffer.committed[UNSENT]
         ) if UNSENT in flat_buffer.committed else flat_buffer.x.zero_()
@@ -198,20 +205,21 @@ def rehearse(layout: Layout, world: int) -> None:
                 for offset in (0, 1) if unit.index == 0 else (0,):
                     for ranks in (world, 1):  # some decode nothing that equals their own
                         with suppress(WireError):
-                            _rehearse_unit(flat_buffer, unit, EchoComm(ranks), offset)
+                            _rehearse_unit(flat_buffer, unit, EchoComm(ranks), offset, mark)
                             break
             if coded is not None:
                 unit = flat_buffer.units[0]
                 place = torch.empty(unit.numel, dtype=slot.spec.dtype, device=flat_buffer.x.device)
-                _rehearse_unit(flat_buffer, unit, EchoComm(world), 0, coded.unit(unit, [place], 1.0))
+                _rehearse_unit(flat_buffer, unit, EchoComm(world), 0, mark, coded.unit(unit, [place], 1.0))
         finally:
             if coded is not None:
                 coded.close()
-            flat_buffer.marks.close()
             flat_buffer.kept.discard()
 
 
-def _rehearse_marking(layout: Layout, flat_buffer: FlatBuffer, world: int) -> CodedBuffer | None:
+def _rehearse_marking(
+    layout: Layout, flat_buffer: FlatBuffer, world: int, marks: Marks
+) -> CodedBuffer | None:
     """Compensate a small parameter as in a step that the host does not wait for. If an encoder does that in
     the same pass, use it and return it."""
     if not flat_buffer.adds:
@@ -224,12 +232,12 @@ def _rehearse_marking(layout: Layout, flat_buffer: FlatBuffer, world: int) -> Co
     for offset in (1, 0):
         grads = Gradients(bucket, Pieces([(slot.start, offset, slot.spec.numel)]))
         compensate = flat_buffer.compensate_marked if coded is None else coded.compensate
-        compensate(grads, flat_buffer.numbers_of([slot]), STEADY)
+        compensate(grads, flat_buffer.numbers_of([slot]), STEADY, marks.values)
     return coded
 
 
 def _rehearse_unit(
-    flat_buffer: FlatBuffer, unit: Unit, comm: Comm, offset: int, coded: Coded | None = None
+    flat_buffer: FlatBuffer, unit: Unit, comm: Comm, offset: int, mark: Tensor, coded: Coded | None = None
 ) -> None:
     x = flat_buffer.x[unit.start : unit.stop]
     mean = torch.empty(offset + x.numel(), dtype=x.dtype, device=x.device)[offset:]
@@ -246,6 +254,7 @@ def _rehearse_unit(
         else None,
         kept=flat_buffer.kept,
         see=lambda _sound, _complaint: None,
+        mark=mark,
         granularity=ON_DEVICE,
         coded=coded,
         kernels=flat_buffer.kernels,

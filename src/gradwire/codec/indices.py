@@ -78,13 +78,15 @@ def pack_indices(indices: Tensor, numel: int) -> Tensor:
     return pack_elias_fano(indices, elias_fano_planes(indices.numel(), numel))
 
 
-def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) -> Tensor:
+def unpack_indices(
+    packed: Tensor, count: int, numel: int, see: See = refuse, mark: Tensor | None = None
+) -> Tensor:
     """Unpack ascending indices (count,): int32 if numel ≤ 2^31, else int64. Raises `WireError` if `packed`
     has another size than `index_words(count, numel)`.
 
     Indices from a peer are checked here, once, because kernels check no bounds. If they are invalid, 0 …
-    count - 1 are returned, and `see` is told; by default it raises `WireError`. Zeros are accepted, as by
-    `see_choice`.
+    count - 1 are returned, and `see` is told; by default it raises `WireError`. A kernel that has a `mark`
+    sets that instead (`ExchangeContext.mark`). Zeros are accepted, as by `see_choice`.
 
     >>> unpack_indices(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
     tensor([3, 5], dtype=torch.int32)
@@ -93,7 +95,8 @@ def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) ->
         raise WireError(f"{count} of {numel} indices take {words} words, not {packed.numel()}")
     form = index_form(count, numel)
     if form == "coded":
-        found, sound = unpack_elias_fano(packed, elias_fano_planes(count, numel))  # which looks for zeros
+        # Which looks for zeros.
+        found, sound = unpack_elias_fano(packed, elias_fano_planes(count, numel), mark)
         if sound is not True:
             is_heard = sound if isinstance(sound, Tensor) else torch.tensor(sound, device="cpu")
             see(is_heard, no_choice(count, numel))

@@ -188,7 +188,7 @@ class Sparse:
         if mean.numel() == 0:
             return
         layout = self._layout(mean.numel(), mean.dtype, ctx)
-        sound = ctx.kernels[average_chosen](payloads, layout.shape, mean, 1.0 / len(payloads))
+        sound = ctx.kernels[average_chosen](payloads, layout.shape, mean, 1.0 / len(payloads), ctx.mark)
         if sound is not True:
             ctx.see(sound, no_choice(layout.count, layout.numel))
 
@@ -259,7 +259,7 @@ class SparseCoded:
         alone = _alone(ctx)
         kind = self.codec.payload(count, out.dtype, alone)[1]
         self.codec.add_decoded(payload[start:].view(kind), values, 1.0, alone)
-        ctx.kernels[add_at](out, unpack_indices(words, count, out.numel(), ctx.see), values, weight)
+        ctx.kernels[add_at](out, unpack_indices(words, count, out.numel(), ctx.see, ctx.mark), values, weight)
 
 
 def _joined(indices: Tensor, numel: int, values: Tensor) -> Tensor:

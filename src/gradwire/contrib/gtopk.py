@@ -56,7 +56,7 @@ class GTopK:
         if count == 0:
             return lambda: None
         elected = self._elect(x, SparseLayout(count, x.numel(), x.dtype), comm, ctx.kernels)
-        indices = spread_indices(lambda: elected, comm.rank == 0, count, x, comm, ctx.see)
+        indices = spread_indices(lambda: elected, comm.rank == 0, count, x, comm, ctx)
         values = ctx.kernels[take](x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
 

@@ -203,13 +203,13 @@ class ArTopK:
         turn, count = leader_in_turn(ctx, self.order), self.selector.count(x.numel(), ctx)
         if in_turn(self.elect, ctx):
             places = broadcast_indices(
-                lambda: self.selector.select(x, ctx), count, x, comm, ctx.see, turn, self.broadcast
+                lambda: self.selector.select(x, ctx), count, x, comm, ctx, turn, self.broadcast
             )
             return places, turn
         own = self.selector.select(x, ctx)
         norms = norms_of(x[own], comm)
         is_leader = leads(norms, comm.rank)
-        return spread_indices(lambda: own, is_leader, count, x, comm, ctx.see), norms.argmax()
+        return spread_indices(lambda: own, is_leader, count, x, comm, ctx), norms.argmax()
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         count, wire = self.selector.count(numel, ctx), wire_type(self.dtype, dtype, ctx)

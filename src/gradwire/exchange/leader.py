@@ -24,7 +24,7 @@ from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.places import put, scatter, take
 from gradwire.laws import Laws, phase_of
-from gradwire.unit.context import ExchangeContext, See
+from gradwire.unit.context import ExchangeContext
 
 
 def leader_in_turn(ctx: ExchangeContext, order: Order = "random") -> int:
@@ -47,7 +47,12 @@ def leads(norms: Tensor, rank: int) -> bool | Tensor:
 
 
 def spread_indices(
-    own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor, comm: Comm, see: See
+    own: Callable[[], Tensor],
+    is_leader: bool | Tensor,
+    count: int,
+    like: Tensor,
+    comm: Comm,
+    ctx: ExchangeContext,
 ) -> Tensor:
     """Send the leader's ascending indices (count,) to all ranks. One all-reduce, waited for.
 
@@ -60,11 +65,11 @@ def spread_indices(
         count: number of indices.
         like: the tensor (numel,) that they index.
         comm: the ranks.
-        see: is told if the indices that arrive are invalid.
+        ctx: of the exchange, which is told if the indices that arrive are invalid.
     """
     words = _packed(own, is_leader, count, like)
     comm.all_reduce(words).wait()
-    return unpack_indices(words, count, like.numel(), see)
+    return unpack_indices(words, count, like.numel(), ctx.see, ctx.mark)
 
 
 def spread_round(count: int, numel: int) -> Round:
@@ -77,7 +82,7 @@ def broadcast_indices(
     count: int,
     like: Tensor,
     comm: Comm,
-    see: See,
+    ctx: ExchangeContext,
     src: int,
     algorithm: Broadcasting,
 ) -> Tensor:
@@ -88,13 +93,13 @@ def broadcast_indices(
         count: number of indices.
         like: the tensor (numel,) that they index.
         comm: the ranks.
-        see: is told if the indices that arrive are invalid.
+        ctx: of the exchange, which is told if the indices that arrive are invalid.
         src: the same on all ranks.
         algorithm: algorithm of the broadcast.
     """
     words = _packed(own, comm.rank == src, count, like)
     comm.broadcast(words, src, algorithm).wait()
-    return unpack_indices(words, count, like.numel(), see)
+    return unpack_indices(words, count, like.numel(), ctx.see, ctx.mark)
 
 
 def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
@@ -182,7 +187,7 @@ class Leader:
         """Issue two all-reduces (indices, values), or three if norms elect the leader."""
         count = self.selector.count(x.numel(), ctx)
         is_leader = self._leads(x, comm, ctx)
-        indices = spread_indices(lambda: self.selector.select(x, ctx), is_leader, count, x, comm, ctx.see)
+        indices = spread_indices(lambda: self.selector.select(x, ctx), is_leader, count, x, comm, ctx)
         wire = wire_type(self.dtype, x.dtype, ctx)
         values = take_share(x, indices, comm.world, wire, ctx.kernels)
         pending = comm.all_reduce(values)

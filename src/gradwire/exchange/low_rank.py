@@ -199,6 +199,11 @@ def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
     return Arrangement(table, left, right, tuple(raw))
 
 
+def _arranged(ctx: ExchangeContext, numel: int, rank: int) -> Arrangement:
+    """`arrange` for `ExchangeContext.once`, which hashes no parts."""
+    return arrange(numel, ctx.parts, rank)
+
+
 def _matrix(part: Part) -> tuple[int, int]:
     """(rows, columns) of a part that is a whole matrix; (1, numel) for any other, which travels raw."""
     if not part.is_whole or len(part.shape) < 2 or not part.numel:
@@ -218,6 +223,7 @@ def factor_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+@lru_cache(maxsize=1024)
 def _sum_of(numel: int, dtype: torch.dtype, world: int) -> Round:
     """All-reduce of `numel` factors and raw elements of type `dtype` among `world` ranks, by the algorithm
     with the lowest latency: later work waits for it.
@@ -258,7 +264,8 @@ class PowerSgd:
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Begin the exchange: every matrix is read three times and written once."""
-        unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
+        unit = ctx.once(_arranged, x.numel(), self.rank)
+        dtype, weight = factor_type(x.dtype), 1.0 / comm.world
         kept = unit.right.recall(ctx, dtype, x.device)
         buffer = x.new_empty(unit.left.numel + unit.raw_numel, dtype=dtype)
         left, raw = buffer[: unit.left.numel], buffer[unit.left.numel :]
@@ -318,7 +325,8 @@ class AcpSgd:
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Begin the exchange: one pass over x in a step that sends left factors, two with right ones."""
-        unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
+        unit = ctx.once(_arranged, x.numel(), self.rank)
+        dtype, weight = factor_type(x.dtype), 1.0 / comm.world
         is_left = self._sends_left(ctx)
         sent, fixed = (unit.left, unit.right) if is_left else (unit.right, unit.left)
         basis, before = fixed.recall(ctx, dtype, x.device), sent.recall(ctx, dtype, x.device)

@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
-from gradwire.kernels.payload import BLOCK, DECODING, ENCODING, GROUP, ORDER, PATTERNS, Planes, Shape, Sound
+from gradwire.kernels.payload import (
+    BLOCK,
+    DECODING,
+    ENCODING,
+    GROUP,
+    ORDER,
+    PATTERNS,
+    Planes,
+    Shape,
+    Sound,
+    marked,
+)
 from gradwire.kernels.places import add_at, choice, ones, pack_bits, unpack_bits
 
 _LONGEST_PLACE = 7
@@ -45,7 +56,7 @@ def _has_count(indices: Tensor, planes: Planes) -> None:
         raise ValueError(f"{indices.numel()} indices do not fit a layout for {planes.count}")
 
 
-def _has_words(packed: Tensor, planes: Planes) -> None:
+def _has_words(packed: Tensor, planes: Planes, mark: Tensor | None = None) -> None:
     if packed.numel() != planes.words:
         raise ValueError(f"{packed.numel()} words do not fit a layout of {planes.words}")
 
@@ -95,19 +106,23 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     return sound
 
 
-def _can_average(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> None:
+def _can_average(
+    payloads: Tensor, shape: Shape, out: Tensor, weight: float, mark: Tensor | None = None
+) -> None:
     _has_elements(out, shape)
     if payloads.dim() != 2 or payloads.shape[1] != shape.bytes or payloads.dtype != torch.uint8:
         raise ValueError(f"payloads {tuple(payloads.shape)}, {payloads.dtype}, of {shape.bytes} bytes each")
 
 
 @contract(_can_average)
-def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
+def average_chosen(
+    payloads: Tensor, shape: Shape, out: Tensor, weight: float, mark: Tensor | None = None
+) -> Tensor | Literal[True]:
     """Decode `payloads` (rows, bytes) into out (n,): weight · the sum of their values, in the order of rows.
 
     Rows whose words are no valid choice of places are left out. Returns a bool (): True unless the words of
     such a row are not all zeros. A rank whose encoder has failed sends zeros. A CPU kernel returns Python's
-    `True`.
+    `True`. With `mark` (1,) int32, the result is True, and the mark becomes 1 instead.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape(words=1, count=1, dtype=torch.float16, form="list", planes=planes)
@@ -119,7 +134,7 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
     sound = [add_chosen(payload, shape, out, weight) for payload in payloads]
     known = [each if isinstance(each, Tensor) else torch.tensor(each, device="cpu") for each in sound]
     words = payloads.view(torch.int32)[:, : shape.words]
-    return (torch.stack(known) | ~words.any(1)).all()
+    return marked((torch.stack(known) | ~words.any(1)).all(), mark)
 
 
 @contract(_has_count)
@@ -149,20 +164,21 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 
 @contract(_has_words)
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
+def unpack_elias_fano(packed: Tensor, planes: Planes, mark: Tensor | None = None) -> tuple[Tensor, Sound]:
     """Unpack the indices (count,) that `pack_elias_fano` laid out as `planes`; also returns whether they are
     accepted.
 
     Indices are int32 if numel ≤ 2^31, else int64. If the words are no valid choice, the indices are 0 … count
     - 1. That is accepted if all words are zeros: a rank whose encoder has failed sends them, and its row of
-    the status vote tells.
+    the status vote tells. With `mark` (1,) int32, the second result is True, and the mark becomes 1 if they
+    are not accepted.
 
     >>> planes = Planes(count=3, numel=50, low_bits=3)
     >>> unpack_elias_fano(pack_elias_fano(torch.tensor([1, 20, 40]), planes), planes)
     (tensor([ 1, 20, 40], dtype=torch.int32), True)
     """
     indices, sound = _unpacked_planes(packed, planes)
-    return indices, sound | ~packed.any()
+    return indices, marked(sound | ~packed.any(), mark)
 
 
 def saturating_cast(values: Tensor, dtype: torch.dtype) -> Tensor:

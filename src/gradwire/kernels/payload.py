@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -152,6 +152,25 @@ Form = Literal["list", "bitmap", "coded"]
 Sound: TypeAlias = bool | Tensor
 """True if packed words are a valid choice of elements. On a device a tensor (): the host waits only if it
 reads it."""
+
+S = TypeVar("S", bound=Sound)
+
+
+def marked(sound: S, mark: Tensor | None) -> S | Literal[True]:
+    """`sound`; or, with `mark` (1,) int32, True: the mark becomes 1 unless words are `sound`.
+
+    >>> mark = torch.zeros(1, dtype=torch.int32)
+    >>> marked(False, mark), mark, marked(False, None)
+    (True, tensor([1], dtype=torch.int32), False)
+    """
+    if mark is None:
+        return sound
+    if isinstance(sound, Tensor):
+        mark.bitwise_or_(~sound)
+    elif not sound:
+        mark.fill_(1)
+    return True
+
 
 # The numbers by which `kernels/cpu/chosen.py` knows them.
 _FORMS: dict[Form, int] = {"list": 0, "bitmap": 1, "coded": 2}

@@ -71,7 +71,7 @@ class CodedBuffer:
         """Pieces of a bucket by the number of their first slot."""
 
     def _slot_at(self, element: int) -> int:
-        return bisect_right(self._starts, element) - 1
+        return self._flat_buffer.first + bisect_right(self._starts, element) - 1
 
     def _lay_out(self, table: ShardedBlocks, begin: int, first: int) -> int:
         """Give rows to the shards of a segment.
@@ -96,13 +96,14 @@ class CodedBuffer:
         self._bytes += -(-len(table.shards) * table.row_bytes // _GRAIN) * _GRAIN
         return begin
 
-    def compensate(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+    def compensate(self, grads: Gradients, numbers: Sequence[int], step: int, marks: Tensor) -> None:
         """Compensate gradients, and encode them.
 
         Args:
             grads: of a bucket.
             numbers: of their slots, in the order of the pieces.
             step: counts committed steps.
+            marks: those of the step (`gradwire.step.marks`).
         """
         flat_buffer = self._flat_buffer
         if self._room is None:
@@ -110,7 +111,7 @@ class CodedBuffer:
         coded = self._shares.get(numbers[0])
         if coded is None or coded.pieces is not grads.pieces:  # DDP makes other buckets in its second step
             coded = self._shares[numbers[0]] = self._coded(grads.pieces, numbers)
-        self._marks = flat_buffer.marks.begun()
+        self._marks = marks
         flat_buffer.kernels[compensate_blocks](
             flat_buffer.x,
             flat_buffer.committed.get(UNSENT),
@@ -119,7 +120,7 @@ class CodedBuffer:
             grads.scale,
             coded,
             self._room,
-            self._marks[:-1],
+            marks,
         )
 
     def _coded(self, pieces: Pieces, numbers: Sequence[int]) -> CodedPieces:

@@ -20,7 +20,6 @@ from gradwire.kernels.compensation import Findings, compensate_marked
 from gradwire.kernels.dispatch import kernels_for
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients
-from gradwire.step.marks import Marks
 from gradwire.unit.context import ExchangeState, Fates, WayBack
 from gradwire.unit.parameters import ParameterSpec, Slot, Unit, slots_of, units_of
 
@@ -57,6 +56,7 @@ class FlatBuffer:
         boundaries: Sequence[int],
         device: torch.device,
         memory_dtype: torch.dtype | None = None,
+        first: int = 0,
     ) -> None:
         """Allocate the planes, and divide the flat buffer into units.
 
@@ -67,6 +67,7 @@ class FlatBuffer:
             boundaries: inner boundaries in elements. They move to the exchange's grain.
             device: device of the planes.
             memory_dtype: type of committed planes, by default that of working ones.
+            first: the number of its first slot among those of all flat buffers.
         """
         assert exchange.memory is not None, "only exchanges with a memory have a flat buffer"
         self.number = number
@@ -91,8 +92,8 @@ class FlatBuffer:
         """Values of the exchange itself, by unit (`ExchangeContext.once`)."""
         self.kept = ExchangeState()
         self.adds: bool = getattr(self.memory, "adds", False)
-        self.marks = Marks(len(self.slots), device)
-        self._numbers = {slot.spec.name: number for number, slot in enumerate(self.slots)}
+        self.first = first
+        self._numbers = {slot.spec.name: number for number, slot in enumerate(self.slots, first)}
         self._replaced: dict[str, Tensor] = {}
         """Planes before the last commit."""
         self._way_back = WayBack[Tensor]()
@@ -132,21 +133,21 @@ class FlatBuffer:
         """
         return self.memory.compensate(self.working, self.committed, grads, step, world)
 
-    def compensate_marked(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
-        """As `compensate`, but leave the findings on the device, in `marks`. Idle slots become zero.
+    def compensate_marked(self, grads: Gradients, numbers: Sequence[int], step: int, marks: Tensor) -> None:
+        """As `compensate`, but leave the findings on the device. Idle slots become zero.
 
         Args:
             grads: of a bucket. The memory only `adds` them.
             numbers: of their slots, in the order of the pieces.
             step: counts committed steps.
+            marks: those of the step (`gradwire.step.marks`).
         """
         old, coefficient = self.committed.get(UNSENT), self.memory.coefficient(step)
-        marks = self.marks.begun()[:-1]
         compensate = self.kernels[compensate_marked]
         compensate(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
 
     def numbers_of(self, slots: Iterable[Slot]) -> tuple[int, ...]:
-        """Numbers of slots among all of the flat buffer."""
+        """Numbers of slots among those of all flat buffers."""
         return tuple([self._numbers[slot.spec.name] for slot in slots])
 
     @cached_property

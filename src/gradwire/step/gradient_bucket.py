@@ -151,7 +151,7 @@ class BufferShare:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the slots in the flat buffer."""
+        """Numbers of the slots among those of all flat buffers."""
         return self.flat_buffer.numbers_of(self.slots)
 
     @cached_property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import GradwireError
+from gradwire.kernels.dispatch import kernels_for
 from gradwire.kernels.flagged import poison
 from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.gradient_bucket import GradientBucket, InTurn, Route
@@ -121,6 +122,6 @@ class Intake:
         for bucket in self.in_turn:
             bucket.poison()
 
-    def poison_if(self, doubted: Tensor) -> None:
-        """Poison the means if `doubted`, a bool of no dimension, is true; the host does not read it."""
-        poison([bucket.buffer for bucket in self.in_turn], doubted)
+    def poison_if(self, mark: Tensor) -> None:
+        """Poison the means if `mark` is not 0; the host does not read it."""
+        kernels_for(mark.device, torch.float32)[poison]([bucket.buffer for bucket in self.in_turn], mark)

@@ -303,23 +303,17 @@ def build(
     remembering = (compositions[text].exchange for text, _dtype in members)
     stays_on_device = tuning.on_device and _stays_on_device(main, remembering, direct)
     cut = tuning.unit_elements, largest_unit(stays_on_device=stays_on_device)
-    flat_buffers = tuple(
-        FlatBuffer(
-            number,
-            group,
-            each.exchange,
-            each.boundaries(group, world, *cut),
-            device,
-            memory_dtype,
+    flat_buffers: list[FlatBuffer] = []
+    slots: dict[str, tuple[FlatBuffer, Slot]] = {}
+    for (text, _dtype), group in members.items():
+        each = compositions[text]
+        boundaries = each.boundaries(group, world, *cut)
+        flat_buffer = FlatBuffer(
+            len(flat_buffers), group, each.exchange, boundaries, device, memory_dtype, first=len(slots)
         )
-        for number, (each, group) in enumerate(
-            (compositions[text], group) for (text, _dtype), group in members.items()
-        )
-    )
-    slots = {
-        slot.spec.name: (flat_buffer, slot) for flat_buffer in flat_buffers for slot in flat_buffer.slots
-    }
-    return Layout(tuple(specs), main, flat_buffers, slots, direct, does_more=does_more, tuning=tuning)
+        flat_buffers.append(flat_buffer)
+        slots |= {slot.spec.name: (flat_buffer, slot) for slot in flat_buffer.slots}
+    return Layout(tuple(specs), main, tuple(flat_buffers), slots, direct, does_more=does_more, tuning=tuning)
 
 
 def _stays_on_device(

@@ -1,43 +1,37 @@
-"""Findings of kernels in the gradients of a step, which stay on the device."""
+"""Findings of kernels in a step, which stay on the device."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.parameters import Slot
+
 
 class Marks:
-    """Marks of a flat buffer with `count` slots: int32 (2 · count + 2,).
+    """Marks of all slots of a layout, and of the step: int32 (2 · slots + 1,).
 
-    The first 2 · count + 1 are those of `gradwire.kernels.compensation.compensate_marked`, the last one is
-    that of `gradwire.kernels.blocks.land_shards`. The last two concern the whole flat buffer, and are 0 as
-    long as everything is finite.
+    Kernels set them as `gradwire.kernels.compensation.compensate_marked` says. The last one is that of the
+    whole step: 0 as long as gradients, means and what peers have sent are sound.
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._count, self._device = count, device
-        self._values: Tensor | None = None
-        self._are_open = False
+    def __init__(self, flat_buffers: Sequence[FlatBuffer], device: torch.device) -> None:
+        self._flat_buffers, self._device = flat_buffers, device
+        self._slots = sum(len(each.slots) for each in flat_buffers)
+        self.values = torch.empty(0, device=device)
+        """In the same memory for all steps."""
 
-    def begun(self) -> Tensor:
-        """Marks of the running step, int32 (2 · count + 2,), for kernels to set; cleared at the first call in
-        a step.
-        """
-        if self._values is None:
-            self._values = torch.empty(2 * self._count + 2, dtype=torch.int32, device=self._device)
-        if not self._are_open:
-            self._values.zero_()
-            self._are_open = True
-        return self._values
+    def begin(self) -> Tensor:
+        """Clear them for a step; returns the last one, int32 (1,)."""
+        if not self.values.numel():  # not before the first step, to whose stream the memory belongs
+            self.values = torch.empty(2 * self._slots + 1, dtype=torch.int32, device=self._device)
+        return self.values.zero_()[-1:]
 
-    def close(self) -> Tensor | None:
-        """End the marks of the running step. Returns them, int32 (2 · count + 2,), or `None` if `begun` was
-        not called in this step.
-        """
-        was_open, self._are_open = self._are_open, False
-        return self._values if was_open else None
-
-    def idle(self, values: Tensor) -> list[int]:
-        """Numbers of the idle slots, by marks that are on the host."""
-        flags = values[self._count : 2 * self._count].tolist()
-        return [number for number, is_idle in enumerate(flags) if is_idle]
+    def idle(self, values: Tensor) -> Iterator[tuple[FlatBuffer, list[Slot]]]:
+        """Yield each flat buffer with its idle slots, by `values` that are on the host."""
+        flags = iter(values[self._slots : -1].tolist())
+        for each in self._flat_buffers:
+            yield each, [slot for slot in each.slots if next(flags)]

@@ -55,6 +55,7 @@ from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBuck
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
 from gradwire.step.intake import Intake
+from gradwire.step.marks import Marks
 from gradwire.step.moods import Mood, Outcome
 from gradwire.step.optimizer_log import NONE_WRITTEN, OptimizerLog, Written
 from gradwire.step.plan import Captures, ExchangePlan
@@ -515,11 +516,11 @@ class Reducer(InstalledRecipe):
         tells_means = self._step_type is ShardedStep
         self._riding_bytes = -1.0 if tells_means else riding_bytes(self.comm.world, self.layout.tuning)
         """The most bytes of small gradients that go out with the status vote."""
-        self._marked = [each for each in flat_buffers if each.adds and is_deferred]
-        """Flat buffers of which a device marks idle slots, and whether all is finite."""
+        self._marks = Marks(flat_buffers, self.placement.memory.where) if is_deferred else None
+        """Findings of a device that the host reads when the next step begins."""
         coded = [
             (flat_buffer.number, self.layout.coded(flat_buffer, self.comm.world, self._granularity))
-            for flat_buffer in self._marked
+            for flat_buffer in (flat_buffers if is_deferred else ())
         ]
         self._coded = {number: each for number, each in coded if each is not None}
         """Flat buffers whose gradients are encoded as they come, by number."""
@@ -588,8 +589,8 @@ class Reducer(InstalledRecipe):
         if (buffers := self.env.buffers) is not None:
             metered = self._over_everyone if self._is_sharded else self._beside_gradients
             yield partial(self._send_buffers, buffers, metered)
-        if self._marked:
-            yield self._begin_marks
+        if self._marks is not None:
+            yield partial(self._begin_marks, self._marks)
         if self._captures is not None:  # last, as it asks what the others have asked for
             yield partial(self._look_if_usual, self._captures)
 
@@ -685,10 +686,9 @@ class Reducer(InstalledRecipe):
         """Worker: the comm of what passes over more ranks, which says nothing of the gradients' link."""
         return MeteredComm(self.placement.everyone or self._control)
 
-    def _begin_marks(self, step: Step) -> None:
+    def _begin_marks(self, marks: Marks, step: Step) -> None:
         """Worker: clear marks; encode gradients as they come, unless observers want units."""
-        for flat_buffer in self._marked:
-            flat_buffer.marks.close()
+        step.marks, step.mark = marks, marks.begin()
         for coded in self._coded.values():
             coded.close()
         # Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
@@ -714,8 +714,6 @@ class Reducer(InstalledRecipe):
         step.come.all_ready = True
         for coded in step.coded.values():
             coded.close()
-        for flat_buffer in self._marked:
-            step.note_marks(flat_buffer, self.placement.fetch)
         while step.flight.unannounced:
             self.placement.post(step.flight.unannounced.popleft())
         if step.come.left_bytes > self._riding_bytes:
@@ -771,10 +769,11 @@ class Reducer(InstalledRecipe):
         grads = Gradients(bucket.buffer, share.pieces, scale, flat_buffer.kernels)
         try:
             with step.trace.compressing("encode", share.label):
-                if flat_buffer.number in step.coded:
-                    step.coded[flat_buffer.number].compensate(grads, share.numbers, step.number)
-                elif flat_buffer in self._marked:
-                    flat_buffer.compensate_marked(grads, share.numbers, step.number)
+                if step.marks is not None and flat_buffer.number in step.coded:
+                    coded = step.coded[flat_buffer.number]
+                    coded.compensate(grads, share.numbers, step.number, step.marks.values)
+                elif step.marks is not None and flat_buffer.adds:
+                    flat_buffer.compensate_marked(grads, share.numbers, step.number, step.marks.values)
                 else:
                     seen = flat_buffer.compensate(grads, step.number, self.comm.world)
         except BaseException as error:
@@ -803,6 +802,7 @@ class Reducer(InstalledRecipe):
             scale=scale,
             unsent=unsent,
             see=step.note_valid,
+            mark=step.mark,
             coded=None if coded is None else coded.unit(unit, come.places(route), factor),
         )
         if step.unit_observers:
@@ -1042,29 +1042,32 @@ class Reducer(InstalledRecipe):
         A device is asked for that and not waited for: `commit_deferred` reads its answer when the next step
         begins.
         """
-        doubted = step.all_doubted()
+        mark, marks = step.told_later(), step.marks
+        assert mark is not None
+        assert marks is not None
         if self.shard is not None:
-            doubted = self.shard.any(doubted)
-        for small in step.flight.small:
-            small.land()
+            mark.copy_(self.shard.any(mark != 0))
         if self._poisons:
-            step.come.poison_if(doubted)
+            step.come.poison_if(mark)
         step.measured_s = self.watch.mark_end()
-        step.outcome, step.is_over, told = Outcome.DEFERRED, True, self.placement.fetch(doubted)
+        step.outcome, step.is_over, told = Outcome.DEFERRED, True, self.placement.fetch(marks.values)
         self._now = None
-        self._deferred = lambda: self._end_deferred(step, votes, told)
+        self._deferred = lambda: self._end_deferred(step, votes, marks, told)
         self.env.finished(step)
 
-    def _end_deferred(self, step: Step, votes: Votes, doubted: Callable[[], Tensor]) -> None:
+    def _end_deferred(self, step: Step, votes: Votes, marks: Marks, told: Callable[[], Tensor]) -> None:
         """Worker: commit a deferred step, or forget it. If it has failed since, it stays failed.
 
         Args:
             step: the deferred one.
             votes: all ranks' rows.
-            doubted: whether something was not finite; may wait for a device.
+            marks: of the step.
+            told: returns their values on the host; may wait for a device.
         """
         if step.outcome is Outcome.DEFERRED:
-            self._end(step, self._commit(step, votes, not doubted()))
+            values = told()
+            step.idle += [(each, partial(list, slots)) for each, slots in marks.idle(values)]
+            self._end(step, self._commit(step, votes, not values[-1]))
 
     def _commit(self, step: Step, votes: Votes, finite: bool) -> Outcome:
         """Worker: make the working memory the committed one, if the step was `finite`.

@@ -20,7 +20,7 @@ from gradwire.comm import Pending, Round
 from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels.dispatch import kernels_for
-from gradwire.kernels.flagged import mark_not_finite
+from gradwire.kernels.joined import join, split
 from gradwire.kernels.range import is_finite
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import Tuning
@@ -137,8 +137,9 @@ def sum_bytes(numel: int, algorithm: Algorithm, world: int) -> float:
 class SmallReduce:
     """All-reduce of small dense gradients: regions times 1/W in one float32 buffer, summed over ranks.
 
-    Types up to 32 bits are summed in float32, which is never less precise than DDP's own sum. The buffer has
-    room for `room` further numbers.
+    Types up to 32 bits are summed in float32, which is never less precise than DDP's own sum. With `mark`,
+    the mark of this rank's step, the buffer has one number more: the sum is infinite if a rank's mark is set,
+    or else 0. Then it has room for `room` further numbers.
     """
 
     def __init__(
@@ -148,22 +149,19 @@ class SmallReduce:
         device: torch.device,
         room: int = 0,
         latency: float = 1.0,
+        mark: Tensor | None = None,
     ) -> None:
-        self._regions = regions
-        self._sizes = [region.numel() for region in regions]
+        self._regions, self._kernels = regions, kernels_for(device, torch.float32)
         self._pending: Pending | None = None
         self.comm = comm
-        self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
+        numel = sum([region.numel() for region in regions])
+        numel += mark is not None
+        self.buffer = torch.empty(numel + room, dtype=torch.float32, device=device)
+        self._flat = self.buffer[:numel]
         self.algorithm: Algorithm = shortest_sum(comm.world, self.buffer.nbytes, latency)
         self.wire_bytes = sum_bytes(self.buffer.numel(), self.algorithm, comm.world)
         """The predicted bytes on the wire."""
-        if regions:
-            # In one call: there may be hundreds of them.
-            torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
-
-    @property
-    def _gradients(self) -> Tensor:
-        return self.buffer[: sum(self._sizes)]
+        self._kernels[join](regions, self._flat, 1.0 / comm.world, mark)
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:
         """Issue the all-reduce, and call `ended` at its end (`Pending.then`). Raises `TransportError`."""
@@ -177,28 +175,18 @@ class SmallReduce:
 
     def is_finite(self) -> bool:
         """True if the mean of the small gradients is finite; the same answer on all ranks."""
-        return is_finite(self._gradients)
+        return is_finite(self._flat)
 
-    def doubted(self) -> Tensor:
-        """The contrary of `is_finite` as a 0-dimensional bool that the host has not read."""
-        values = self._gradients
-        mark = torch.zeros(1, dtype=torch.int32, device=values.device)
-        kernels_for(values.device, values.dtype)[mark_not_finite](values, mark)
-        return mark.any()
-
-    def land(self) -> None:
-        """Write the means to the buckets."""
-        if self._regions:
-            # In one call, as above.
-            torch._foreach_copy_(self._regions, self._gradients.split_with_sizes(self._sizes))
+    def land(self, mark: Tensor | None = None) -> None:
+        """Write the means to the buckets. `mark` is set if they are not finite, or if a rank's is set."""
+        self._kernels[split](self._flat, self._regions, mark)
 
 
 class StatusVote(SmallReduce):
     """The all-reduce of the remaining small gradients and the vote's table, with one row per rank.
 
-    The table follows the gradients in one buffer. With `doubted`, a bool of no dimension that the host does
-    not read, one number more travels between the two: the sum is how many ranks had something that was not
-    finite.
+    The table follows the gradients in one buffer. With `mark`, one number more travels between the two, so
+    that the host does not read this rank's mark: see `SmallReduce`.
     """
 
     def __init__(
@@ -207,52 +195,18 @@ class StatusVote(SmallReduce):
         row: RankReport,
         comm: MeteredComm,
         device: torch.device,
-        doubted: Tensor | None = None,
+        mark: Tensor | None = None,
     ) -> None:
+        cells = comm.world * row.width
         # All ranks wait for it, whatever the table's size.
-        table = self._lay_out(regions, comm, device, doubted, comm.world * row.width, latency=math.inf)
-        self._table = table.view(comm.world, -1)
+        super().__init__(regions, comm, device, cells, math.inf, mark)
+        self._table = self.buffer[self.buffer.numel() - cells :].view(comm.world, -1)
         row.write(self._table, comm.rank)
-
-    def _lay_out(
-        self,
-        regions: list[Tensor],
-        comm: MeteredComm,
-        device: torch.device,
-        doubted: Tensor | None,
-        cells: int,
-        latency: float = 1.0,
-    ) -> Tensor:
-        """Allocate the buffer of the all-reduce: small gradients, then the number of ranks in doubt, then
-        free cells.
-
-        Args:
-            regions, comm, device: as for `SmallReduce`.
-            doubted: bool () on the device, which says whether something in this rank's gradients is not
-                finite; `None` leaves the number out.
-            cells: elements of the vote's table.
-            latency: as for `SmallReduce`.
-
-        Returns the last `cells` elements of the buffer.
-        """
-        doubts = 0 if doubted is None else 1
-        super().__init__(regions, comm, device, room=doubts + cells, latency=latency)
-        room = self.buffer[sum(self._sizes) :]
-        self._doubts = room[:doubts]
-        if doubted is not None:
-            self._doubts.copy_(doubted)
-        return room[doubts:]
 
     def votes(self) -> Votes:
         """Wait for the ranks' rows. Raises `TransportError` when an all-reduce failed."""
         self.wait()
         return Votes.read(self._table)
-
-    def doubted(self) -> Tensor:
-        """Whether something in small means is not finite, or in some rank's gradients, as a 0-dimensional
-        bool.
-        """
-        return super().doubted() | self._doubts.any()
 
 
 class VoteApart(StatusVote):
@@ -265,11 +219,11 @@ class VoteApart(StatusVote):
         row: RankReport,
         comm: MeteredComm,
         device: torch.device,
-        doubted: Tensor | None = None,
+        mark: Tensor | None = None,
         *,
         control: MeteredComm,
     ) -> None:
-        self._lay_out(regions, comm, device, doubted, 0)
+        SmallReduce.__init__(self, regions, comm, device, mark=mark)
         self._control = control
         self._said: Pending = DONE
         self._table = torch.empty(control.world, row.width, dtype=torch.float32, device="cpu")

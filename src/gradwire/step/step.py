@@ -33,6 +33,7 @@ from gradwire.step.ahead import CodedBuffer
 from gradwire.step.flat_buffers import FlatBuffer, Scaled
 from gradwire.step.gradient_bucket import BufferShare, Route
 from gradwire.step.intake import Intake
+from gradwire.step.marks import Marks
 from gradwire.step.moods import Outcome
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
@@ -213,12 +214,11 @@ class Step:
     """Reads `lasted_s` as a device measured it, if the host goes on before the step has ended there."""
     _comparisons: list[tuple[slice, Compare]] = field(default_factory=list)
     """Pairs of a comparison and the slice of a row that it reads."""
+    marks: Marks | None = None
+    """Findings that stay on a device; `None` where the host reads them."""
+    mark: Tensor | None = None
+    """The last of these, of the whole step: int32 (1,)."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
-    _marks: list[Tensor] = field(default_factory=list)
-    """Two marks of each flat buffer that a device marks, and that of all means: 0 as long as gradients and
-    means are finite."""
-    _mark: Tensor | None = None
-    """The mark of all means that are checked on a device."""
 
     @classmethod
     def begun(
@@ -353,15 +353,6 @@ class Step:
             flat_buffer.x[slot.start : slot.stop].zero_()
         self.idle.append((flat_buffer, lambda: found))
 
-    def note_marks(self, flat_buffer: FlatBuffer, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        """Note the marks of a device on a flat buffer, as `note` does the findings of a compensation."""
-        if (marks := flat_buffer.marks.close()) is not None:
-            self._marks.append(marks[-2:])
-            flags = fetch(marks)
-            self.idle.append(
-                (flat_buffer, lambda: [flat_buffer.slots[n] for n in flat_buffer.marks.idle(flags())])
-            )
-
     def note_valid(self, sound: Tensor, complaint: str) -> None:
         """The `see` of exchanges: raises at once on the CPU; notes a device's finding for the status vote."""
         if sound.is_cpu:
@@ -377,27 +368,12 @@ class Step:
         """True if all noted values are finite; waits for a device if necessary."""
         return all(self._doubts)
 
-    def doubted(self) -> Tensor:
-        """The contrary of `is_finite` without waiting: a bool of no dimension, where the gradients are."""
-        found = [marks.any() for marks in self._marks]
-        flags = [each for each in self._doubts if isinstance(each, Tensor)]
-        if flags:
-            found.append(~torch.stack(flags).all())
-        is_doubted = len(flags) != len(self._doubts)
-        if is_doubted or not found:
-            found.append(torch.full((), is_doubted, device=self.come.device))
-        return _any(found)
-
-    def all_doubted(self) -> Tensor:
-        """Whether gradients or some means are not finite, without waiting: a bool of no dimension."""
-        return _any([self.doubted(), *[small.doubted() for small in self.flight.small]])
-
     def sound(self) -> bool:
         """Whether this rank's row calls its gradients finite; waits for a device if necessary."""
         return self.is_finite()
 
     def told_later(self) -> Tensor | None:
-        """Whether gradients are not finite, as a tensor that travels with the vote if the row cannot tell."""
+        """The mark that travels with the vote if the row cannot tell whether gradients are finite."""
         return None
 
     def counts(self, votes: Votes) -> bool:
@@ -439,11 +415,6 @@ class Step:
                 error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {self.recipe}")
 
 
-def _any(found: list[Tensor]) -> Tensor:
-    """Whether some of these bools of no dimension are true."""
-    return found[0] if len(found) == 1 else torch.stack(found).any()
-
-
 class ShardedStep(Step):
     """A step of ranks that hold different shards, and so see different means: a rank's row tells of them."""
 
@@ -472,21 +443,35 @@ class DeferredStep(Step):
         )
 
     def check_finite(self, values: Tensor) -> None:
-        """As `Step.check_finite`, by one mark on the device for all of the step's means."""
-        if self._mark is None:
-            self._mark = torch.zeros(1, dtype=torch.int32, device=values.device)
-            self._marks.append(self._mark)
-        kernels_for(values.device, values.dtype)[mark_not_finite](values, self._mark)
+        """As `Step.check_finite`, by the mark of the step."""
+        assert self.mark is not None, "the step has begun"
+        kernels_for(values.device, values.dtype)[mark_not_finite](values, self.mark)
 
     def sound(self) -> bool:
         """True: `told_later` tells whether gradients are finite."""
         return True
 
     def told_later(self) -> Tensor:
-        return self.doubted()
+        """The mark of the step, with all that was noted."""
+        assert self.mark is not None, "the step has begun"
+        if self._doubts:
+            flags = [each for each in self._doubts if isinstance(each, Tensor)]
+            if len(flags) < len(self._doubts):
+                self.mark.fill_(1)
+            else:
+                self.mark.bitwise_or_(~torch.stack(flags).all())
+            self._doubts.clear()
+        return self.mark
+
+    def receive_small(self) -> None:
+        """As `Step.receive_small`. Small means land at once, as the host does not look at them first."""
+        super().receive_small()
+        mark = self.told_later()
+        for small in self.flight.small:
+            small.land(mark)
 
     def counts(self, votes: Votes) -> bool:
-        return not self.all_doubted()
+        return not self.told_later()
 
     def is_stale(self) -> bool:
         """As `Step.is_stale`, by the answer of the step before."""

@@ -257,10 +257,11 @@ class ExchangeContext:
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
-    raises at once or, where the host does not wait for the device, notes it for the status vote.
-    `granularity` suits the device that the unit is on, or the CPU. `constants` belong to the unit, and
-    outlive the step. `coded` says what the unit sends, and where its mean goes, if it was encoded as it came.
-    `kernels` are for contiguous tensors of the unit's device and type; by default they look at each tensor.
+    raises at once or, where the host does not wait for the device, notes it for the status vote. Kernels that
+    take `mark`, int32 (1,), set it to 1 instead; it is `None` where the host waits. `granularity` suits the
+    device that the unit is on, or the CPU. `constants` belong to the unit, and outlive the step. `coded` says
+    what the unit sends, and where its mean goes, if it was encoded as it came. `kernels` are for contiguous
+    tensors of the unit's device and type; by default they look at each tensor.
     """
 
     step: int
@@ -277,6 +278,7 @@ class ExchangeContext:
     kept: ExchangeState = field(default_factory=ExchangeState, compare=False, repr=False)
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
     see: See = field(default=refuse, compare=False, repr=False)
+    mark: Tensor | None = field(default=None, compare=False, repr=False)
     granularity: Granularity = field(default=ON_HOST, repr=False)
     coded: Coded | None = field(default=None, compare=False, repr=False)
     kernels: Kernels = field(default=LOOKING, compare=False, repr=False)
@@ -303,6 +305,7 @@ class ExchangeContext:
         scale: float = 1.0,
         unsent: Tensor | None = None,
         see: See = refuse,
+        mark: Tensor | None = None,
         coded: Coded | None = None,
     ) -> ExchangeContext:
         """Context of the same unit in a step. The arguments are all fields that differ from step to step,
@@ -314,7 +317,9 @@ class ExchangeContext:
         """
         # `dataclasses.replace` sets each field anew, for every unit in every step.
         there = object.__new__(ExchangeContext)
-        there.__dict__.update(self.__dict__, step=step, scale=scale, unsent=unsent, see=see, coded=coded)
+        there.__dict__.update(
+            self.__dict__, step=step, scale=scale, unsent=unsent, see=see, mark=mark, coded=coded
+        )
         return there
 
     def within(

@@ -19,7 +19,17 @@ from gradwire.kernels.cpu.halves import narrow, widen
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.places import find_bits, set_bits
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.payload import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes, Shape, Sound
+from gradwire.kernels.payload import (
+    BLOCK,
+    COUNTS,
+    DECODING,
+    ENCODING,
+    ZEROS_BEFORE,
+    Planes,
+    Shape,
+    Sound,
+    marked,
+)
 from gradwire.kernels.places import index_type
 
 LIST, BITMAP, CODED = 0, 1, 2
@@ -54,16 +64,18 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     return added
 
 
-def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
+def average_chosen(
+    payloads: Tensor, shape: Shape, out: Tensor, weight: float, mark: Tensor | None = None
+) -> Tensor | Literal[True]:
     """Twin of `gradwire.kernels.chosen.average_chosen`. Decode one payload after the other."""
     if not shape.is_narrow:
-        return contracts.average_chosen.plain(payloads, shape, out, weight)
+        return contracts.average_chosen.plain(payloads, shape, out, weight, mark)
     out.zero_()
     mean, rule = out.numpy(), (shape.numbers, DECODING, ZEROS_BEFORE, COUNTS, np.float32(weight))
     sound = True
     for payload in payloads.numpy():
         sound &= _add_chosen(payload, *rule, mean) or not payload[: 4 * shape.words].any()
-    return True if sound else torch.tensor(False, device="cpu")
+    return True if sound else marked(torch.tensor(False, device="cpu"), mark)
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
@@ -79,7 +91,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     return torch.from_numpy(words[:-1].view(np.int32))
 
 
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
+def unpack_elias_fano(packed: Tensor, planes: Planes, mark: Tensor | None = None) -> tuple[Tensor, Sound]:
     """Twin of `gradwire.kernels.chosen.unpack_elias_fano`. Unpack the upper parts block by block, then join
     the low bits.
     """
@@ -96,7 +108,8 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     sound = sound and _join(low, planes.low_bits, out)
     if sound and (found == 0 or 0 <= out[0] <= out[-1] < planes.numel):
         return indices, True
-    return torch.arange(planes.count, dtype=indices.dtype, device="cpu"), not packed.any()
+    replaced = torch.arange(planes.count, dtype=indices.dtype, device="cpu")
+    return replaced, marked(not packed.any(), mark)
 
 
 @prepared(

@@ -12,7 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.common import bytes_at, bytes_from, load, magnitude, paired, parted, places_in
+from gradwire.kernels.device.common import (
+    bfloat16_bits,
+    bytes_at,
+    bytes_from,
+    load,
+    magnitude,
+    paired,
+    parted,
+    places_in,
+)
 from gradwire.kernels.device.compensation import BOUNDS, FLOATS, INFINITY, is_last_without_gradient
 from gradwire.kernels.device.launch import TILE, WARPS, bound, is_taken, launch
 from gradwire.kernels.device.tables import (
@@ -428,9 +437,7 @@ def _land_tile(
         return tl.zeros((), tl.int32)
     else:
         if TYPE == 1:
-            bits = value.to(tl.int32, bitcast=True)
-            short = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            short = tl.where(magnitude(value) > 0x7F800000, 0x7FC0, short)
+            short = bfloat16_bits(value)
             beyond, short = (short & 0x7F80) == 0x7F80, short.to(tl.int16)
         else:
             short = value.to(tl.float16).to(tl.int16, bitcast=True)

@@ -8,7 +8,7 @@ computes it by itself from the words before its own tile, which are a few kiloby
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.common import first_from, is_last, magnitude
-from gradwire.kernels.device.launch import counter_of, is_taken, launch
+from gradwire.kernels.device.common import bfloat16_bits, first_from, is_last, magnitude
+from gradwire.kernels.device.launch import bound, counter_of, is_taken, launch
 from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, ORDER, PATTERNS, Form, Planes, Shape, Sound
 from gradwire.kernels.places import index_type
 from gradwire.kernels.uploads import kept_by_stream, sent_to
@@ -39,57 +39,86 @@ _STRETCH = 4096
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """Twin of `gradwire.kernels.chosen.take_chosen`. Take values and pack their indices in one launch."""
+    payload = torch.empty(shape.bytes, dtype=torch.uint8, device=x.device)
+    patterns = _patterns(x.device, shape.planes) if shape.form == "coded" else None
+    return payload if _take(x, indices, shape, payload, patterns) is None else NotImplemented
+
+
+@bound
+def _take(x: Tensor, indices: Tensor, shape: Shape, payload: Tensor, patterns: Tensor | None) -> None:
+    """As `take_chosen`, into `payload`."""
     if not is_taken(x) or not _packs(indices, shape.planes) or not shape.is_narrow:
         return NotImplemented
-    payload = torch.empty(shape.bytes, dtype=torch.uint8, device=x.device)
     values = payload[shape.start :].view(torch.float32 if shape.dtype is torch.float32 else torch.int16)
     words = payload[: shape.start].view(torch.int32)
     taken = x, values, _LIMITS[shape.dtype], _TYPES[shape.dtype]
-    _pack(words, indices, shape.form, shape.planes, taken)
-    return payload
+    _pack(words, indices, shape.form, shape.planes, words if patterns is None else patterns, taken)
+    return None
 
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
     """Twin of `gradwire.kernels.chosen.add_chosen`. Unpack the indices in one launch, and add the values in
     another.
     """
-    if not _adds(payload, shape, out):
-        return NotImplemented
-    return _add_rows(payload.view(1, -1), shape, out, weight, clears=False)[0]
+    room = _room(payload.device, 1, shape.form, shape.planes)
+    added = _add_rows(payload.view(1, -1), shape, out, weight, None, *room, False)
+    return room.sound[0] if added is None else NotImplemented
 
 
-def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
+def average_chosen(
+    payloads: Tensor, shape: Shape, out: Tensor, weight: float, mark: Tensor | None = None
+) -> Tensor | Literal[True]:
     """Twin of `gradwire.kernels.chosen.average_chosen`. Unpack the indices of all payloads in one launch; a
     second one clears `out` and adds the values, in order.
     """
-    if not _adds(payloads, shape, out):
+    room = _room(payloads.device, payloads.shape[0], shape.form, shape.planes)
+    if _add_rows(payloads, shape, out, weight, mark, *room, True) is NotImplemented:
         return NotImplemented
-    return _add_rows(payloads, shape, out, weight, clears=True)[-1]
+    return room.sound[-1] if mark is None else True
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """Twin of `gradwire.kernels.chosen.pack_elias_fano`. Pack in one launch."""
+    words = torch.empty(planes.words, dtype=torch.int32, device=indices.device)
+    packed = _pack_planes(indices, planes, words, _patterns(indices.device, planes))
+    return words if packed is None else NotImplemented
+
+
+@bound
+def _pack_planes(indices: Tensor, planes: Planes, words: Tensor, patterns: Tensor) -> None:
+    """As `pack_elias_fano`, into `words`."""
     if not _packs(indices, planes):
         return NotImplemented
-    words = torch.empty(planes.words, dtype=torch.int32, device=indices.device)
-    _pack(words, indices, "coded", planes, None)
-    return words
+    _pack(words, indices, "coded", planes, patterns, None)
+    return None
 
 
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
+def unpack_elias_fano(packed: Tensor, planes: Planes, mark: Tensor | None = None) -> tuple[Tensor, Sound]:
     """Twin of `gradwire.kernels.chosen.unpack_elias_fano`. Unpack in one launch."""
+    room = _room(packed.device, 1, "coded", planes)
+    if _unpack_planes(packed, planes, mark, *room) is NotImplemented:
+        return NotImplemented
+    return room.indices[0], room.sound[-1] if mark is None else True
+
+
+@bound
+def _unpack_planes(
+    packed: Tensor, planes: Planes, mark: Tensor | None, indices: Tensor, faults: Tensor, sound: Tensor
+) -> None:
+    """As `unpack_elias_fano`, into `indices` and `sound`."""
     if not packed.is_contiguous() or planes.numel > 2**31:
         return NotImplemented
-    indices, sound = _unpack(packed, 1, 0, "coded", planes, replaces=True)
-    return indices[0], sound[-1]
-
-
-def _adds(payloads: Tensor, shape: Shape, out: Tensor) -> bool:
-    return is_taken(out) and payloads.is_contiguous() and shape.is_narrow and 0 < out.numel() < 2**31
+    _unpack(packed, 0, "coded", planes, mark, _Room(indices, faults, sound), replaces=True)
+    return None
 
 
 def _packs(indices: Tensor, planes: Planes) -> bool:
     return indices.is_contiguous() and indices.dtype in (torch.int32, torch.int64) and planes.numel <= 2**31
+
+
+def _patterns(device: torch.device, planes: Planes) -> Tensor:
+    """Scratch memory of a launch that packs the coded form."""
+    return torch.empty(planes.blocks, dtype=torch.int32, device=device)
 
 
 def _pack(
@@ -97,6 +126,7 @@ def _pack(
     indices: Tensor,
     form: Form,
     planes: Planes,
+    patterns: Tensor,
     taken: tuple[Tensor, Tensor, float, int] | None,
 ) -> None:
     """Pack `indices` in the given `form` into all of `words`, padding included, in one launch.
@@ -106,12 +136,12 @@ def _pack(
         indices: int32 or int64 (count,), ascending.
         form: "list", "bitmap" or "coded".
         planes: sizes of the planes of the list and the code.
+        patterns: scratch memory of the coded form.
         taken: `None`, or (x, values, limit, kind): values of x at the indices are written to `values` with
             their padding, and x keeps the rounding errors.
     """
     x, values, limit, kind = (words, words, 0.0, 0) if taken is None else taken
     cells = {"list": 0, "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
-    patterns = torch.empty(cells, dtype=torch.int32, device=words.device) if form == "coded" else words
     filled = {"list": planes.count, "bitmap": cells, "coded": planes.words}[form]
     _low, groups, places = planes.starts
     encoding, _decoding, _order = _tables(words.device)
@@ -123,41 +153,77 @@ def _pack(
     )  # fmt: skip
 
 
-def _unpack(
-    packed: Tensor, rows: int, stride: int, form: Form, planes: Planes, *, replaces: bool
-) -> tuple[Tensor, Tensor]:
-    """Unpack the places of `rows` payloads, whose words begin every `stride` words.
+class _Room(NamedTuple):
+    """What is unpacked of some payloads.
 
-    Returns (places (rows, count), sound (rows + 1,) bool): whether each payload is a valid choice, and
-    whether the words of all others are zeros. With `replaces`, others get the places 0 … count - 1.
+    - `indices` (payloads, count): places of each.
+    - `faults` (payloads, tiles): scratch memory.
+    - `sound` (payloads + 1,) bool: whether each payload is a valid choice, and whether the words of all
+      others are zeros.
     """
-    indices = torch.empty(rows, planes.count, dtype=index_type(planes.numel), device=packed.device)
-    blocks = {"list": -(-planes.count // 32), "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
+
+    indices: Tensor
+    faults: Tensor
+    sound: Tensor
+
+
+def _room(device: torch.device, rows: int, form: Form, planes: Planes) -> _Room:
+    """Memory for `rows` payloads."""
+    tiles = max(1, -(-_blocks(form, planes) // _UNPACKED))
+    return _Room(
+        torch.empty(rows, planes.count, dtype=index_type(planes.numel), device=device),
+        torch.empty(rows, tiles, dtype=torch.int32, device=device),
+        torch.empty(rows + 1, dtype=torch.bool, device=device),
+    )
+
+
+def _blocks(form: Form, planes: Planes) -> int:
+    """Blocks of the coded form, words of a bitmap, or 32 numbers of a list each."""
+    return {"list": -(-planes.count // 32), "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
+
+
+def _unpack(
+    packed: Tensor,
+    stride: int,
+    form: Form,
+    planes: Planes,
+    mark: Tensor | None,
+    room: _Room,
+    *,
+    replaces: bool,
+) -> None:
+    """Unpack the places of payloads, whose words begin every `stride` words, into `room`.
+
+    `mark` becomes 1 if the words of one that is no valid choice are not all zeros. With `replaces`, such
+    payloads get the places 0 … count - 1.
+    """
+    (rows, tiles), blocks = room.faults.shape, _blocks(form, planes)
     _encoding, decoding, order = _tables(packed.device)
     _low, groups, places = planes.starts
-    tiles = max(1, -(-blocks // _UNPACKED))
-    faults = torch.empty(rows, tiles, dtype=torch.int32, device=packed.device)
-    sound = torch.empty(rows + 1, dtype=torch.bool, device=packed.device)
     words = {"list": planes.count, "bitmap": -(-planes.numel // 32), "coded": planes.words}[form]
     launch(
         _unpack_places, rows * tiles, packed, stride, tiles, blocks, planes.count, planes.numel,
-        planes.low_bits, groups, places, words, decoding, order, indices, faults, sound.view(torch.uint8),
-        counter_of(packed.device),
-        FORM=_FORMS[form], REPLACES=replaces, TILE=_UNPACKED, CHUNK=_CHUNK,
+        planes.low_bits, groups, places, words, decoding, order, room.indices, room.faults,
+        room.sound.view(torch.uint8), counter_of(packed.device), room.faults if mark is None else mark,
+        FORM=_FORMS[form], REPLACES=replaces, MARKS=mark is not None, TILE=_UNPACKED, CHUNK=_CHUNK,
         WIDTH=16 if form == "coded" else 32,
     )  # fmt: skip
-    return indices, sound
 
 
-def _add_rows(payloads: Tensor, shape: Shape, out: Tensor, weight: float, *, clears: bool) -> Tensor:
-    """Add weight · values of all valid payloads (rows, bytes) to `out`; with `clears`, overwrite `out`.
-
-    Returns `sound`, as `_unpack` does.
+@bound
+def _add_rows(
+    payloads: Tensor, shape: Shape, out: Tensor, weight: float, mark: Tensor | None, indices: Tensor,
+    faults: Tensor, sound: Tensor, clears: bool,
+) -> None:  # fmt: skip
+    """Add weight · values of all valid payloads (rows, bytes) to `out`; with `clears`, overwrite `out`. The
+    other arguments are those of `_unpack`.
     """
     rows, planes, numel = len(payloads), shape.planes, out.numel()
+    if not (is_taken(out) and payloads.is_contiguous() and shape.is_narrow and 0 < numel < 2**31):
+        return NotImplemented
     flat = payloads.view(-1)
-    words, stride = flat.view(torch.int32), shape.bytes // 4
-    indices, sound = _unpack(words, rows, stride, shape.form, planes, replaces=False)
+    words, stride, room = flat.view(torch.int32), shape.bytes // 4, _Room(indices, faults, sound)
+    _unpack(words, stride, shape.form, planes, mark, room, replaces=False)
     kind = _TYPES[shape.dtype]
     size = shape.dtype.itemsize
     values = flat.view(torch.float32 if kind == 0 else torch.int16)
@@ -166,7 +232,7 @@ def _add_rows(payloads: Tensor, shape: Shape, out: Tensor, weight: float, *, cle
         shape.start // size, shape.bytes // size, rows, out, numel, weight,
         KIND=kind, CLEARS=clears, TILE=_STRETCH, SLOTS=512,
     )  # fmt: skip
-    return sound
+    return None
 
 
 @kept_by_stream(maxsize=8)
@@ -196,9 +262,7 @@ def _narrowed(value, limit, KIND: tl.constexpr):
         half = held.to(tl.float16)
         return half.to(tl.int16, bitcast=True), half.to(tl.float32)
     else:
-        bits = held.to(tl.int32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = tl.where(size > 0x7F800000, 0x7FC0, rounded)
+        rounded = bfloat16_bits(held)
         return rounded.to(tl.int16), (rounded << 16).to(tl.float32, bitcast=True)
 
 
@@ -433,13 +497,13 @@ def _ones(pattern, WIDTH: tl.constexpr):
 )
 def _unpack_places(
     packed, stride, tiles, blocks, count, numel, low_bits, groups, places, last, decoding, order, indices,
-    faults, sound, counter, FORM: tl.constexpr, REPLACES: tl.constexpr, TILE: tl.constexpr,
-    CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    faults, sound, counter, mark, FORM: tl.constexpr, REPLACES: tl.constexpr, MARKS: tl.constexpr,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Unpack a tile of a payload's blocks, bitmap words or list into indices, and write its fault: bit 0 is
     set if the tile is no valid choice, and bit 1 if any word of its share is not 0.
 
-    The last program combines the faults, and writes `sound`, as in `_unpack`.
+    The last program combines the faults, and writes `sound` (`_Room`). With MARKS, it sets the mark.
     """
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     words, out = packed + row.to(tl.int64) * stride, indices + row.to(tl.int64) * count
@@ -518,13 +582,15 @@ def _unpack_places(
         done += CHUNK
     tl.store(faults + tl.program_id(0), tl.max(wrong.to(tl.int32)) + 2 * filled)
     if is_last(counter):
-        _conclude(faults, tiles, indices, count, sound, REPLACES)
+        _conclude(faults, tiles, indices, count, sound, mark, REPLACES, MARKS)
 
 
 @triton.jit
-def _conclude(faults, tiles, indices, count, sound, REPLACES: tl.constexpr):
-    """Combine the faults of each payload's tiles into `sound`, as in `_unpack`. For one program, after all
-    others have unpacked.
+def _conclude(
+    faults, tiles, indices, count, sound, mark, REPLACES: tl.constexpr, MARKS: tl.constexpr
+):  # fmt: skip
+    """Combine the faults of each payload's tiles into `sound` (`_Room`). For one program, after all others
+    have unpacked.
     """
     rows, row, heard = tl.num_programs(0) // tiles, tl.zeros((), tl.int32), tl.full((), 1, tl.int32)
     lane = tl.arange(0, 1024)
@@ -543,6 +609,8 @@ def _conclude(faults, tiles, indices, count, sound, REPLACES: tl.constexpr):
                 done += 1024
         row += 1
     tl.store(sound + rows, heard.to(tl.uint8))
+    if MARKS & (heard == 0):
+        tl.store(mark, 1)
 
 
 @triton.jit(do_not_specialize=["count", "start", "stride", "rows", "numel"])

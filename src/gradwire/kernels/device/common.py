@@ -38,6 +38,15 @@ def load(pointers, mask):
 
 
 @triton.jit
+def bfloat16_bits(x):
+    """Bits of float32 `x` rounded to bfloat16, in the lower half of int32: half to even, and one NaN for
+    all.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(magnitude(x) > 0x7F800000, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+@triton.jit
 def places_in(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Offsets and masks of a tile of ROWS blocks of BLOCK elements, which lie one after the other.
 

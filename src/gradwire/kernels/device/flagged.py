@@ -30,6 +30,7 @@ def mark_not_finite(values: Tensor, mark: Tensor) -> None:
     return None
 
 
+@bound
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
     """Twin of `gradwire.kernels.flagged.poison`. Fill all buffers in one launch, from a table of their
     addresses.
@@ -39,7 +40,8 @@ def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
         if not (buffer.is_contiguous() and buffer.is_floating_point() and buffer.itemsize >= 2):
             return NotImplemented
         places.append((buffer.data_ptr(), buffer.nbytes))
-    rows, flag = pointer_tiles(tuple(places), bad.device), bad.float()
+    rows = pointer_tiles(tuple(places), bad.device)
+    flag = bad.view(torch.uint8) if bad.dtype is torch.bool else bad
     launch(_poison, min(len(rows), _PROGRAMS), rows, len(rows), flag, TILE=TILE)
     return None
 

@@ -133,10 +133,11 @@ def bound(launching: F) -> F:
     follow from its arguments: their addresses, shapes and numbers.
 
     A call that was there before repeats the launches of that time, with all that they were handed. Nothing is
-    looked up in tables then, and no type is looked at. Tensors are told apart by address, type, shape and
-    strides; numbers by their value; all else by identity. Tables that launches read are kept as long as all
-    arguments live that are known by identity. If somebody traces launches, or if this thread's current device
-    is another one, all goes the usual way.
+    looked up in tables then, and no type is looked at. A device's tensors are told apart by address, type,
+    shape and strides; numbers by their value; all else by identity, also tensors that the host reads, which
+    must not change. Tables that launches read are kept as long as all arguments live that are known by
+    identity. If somebody traces launches, or if this thread's current device is another one, all goes the
+    usual way.
 
     `unless_declined` of the result calls its first argument instead if the function declines.
     """
@@ -147,7 +148,7 @@ def bound(launching: F) -> F:
         where = None
         for argument in (*arguments, *named.values()):
             for each in argument if type(argument) in _GROUPS else (argument,):
-                if isinstance(each, Tensor):
+                if isinstance(each, Tensor) and each.is_cuda:
                     key += each.data_ptr(), each.dtype, each.shape, each.stride()
                     where = each.device
                 elif type(each) in _NUMBERS:
@@ -196,14 +197,19 @@ def _kept(arguments: tuple[Any, ...], launches: list[_Launched], forget: Callabl
     flat = [
         each for argument in arguments for each in (argument if type(argument) in _GROUPS else (argument,))
     ]
-    given = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in flat if isinstance(each, Tensor)]
+    on_device = [each for each in flat if isinstance(each, Tensor) and each.is_cuda]
+    given = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in on_device]
     tables = [
         each
         for launched in launches
         for each in launched.tensors
         if not any(begin <= each.data_ptr() < end for begin, end in given)
     ]
-    objects = [each for each in flat if not isinstance(each, Tensor) and type(each) not in _NUMBERS]
+    objects = [
+        each
+        for each in flat
+        if not (isinstance(each, Tensor) and each.is_cuda) and type(each) not in _NUMBERS
+    ]
     return [*tables, *(weakref.ref(each, forget) for each in objects)]
 
 

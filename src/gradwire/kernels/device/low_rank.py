@@ -8,6 +8,7 @@ Outer products, what is subtracted, and orthonormal columns have the CPU's bits.
 factor are a rank's own, and are summed in another order than the CPU's.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.device.common import load
-from gradwire.kernels.device.launch import TILE, is_taken, launch
+from gradwire.kernels.device.launch import TILE, bound, is_taken, launch
 from gradwire.kernels.device.tables import QUAD, Tiles, cut
 from gradwire.kernels.uploads import kept_by_stream, sent_to
 
@@ -33,17 +34,15 @@ _MOST_COLUMNS = 63
 
 
 class _Strips(NamedTuple):
-    """Tables of a product that is summed by strips of `_STRIP` rows.
-
-    `tiles` are of the strips, `sums` of the results, and `numel` is the number of elements of all strips'
-    sums.
+    """Tables of a product that is summed by strips of `_STRIP` rows: `tiles` of the strips, and `sums` of the
+    results.
     """
 
     tiles: Tiles
     sums: Tensor
-    numel: int
 
 
+@bound
 def left_products(
     x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
 ) -> None:
@@ -64,10 +63,23 @@ def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Te
     """Multiply in three launches, 12 bytes of memory traffic per element: sum strips of rows, add the strips
     in order, and subtract.
     """
+    sums = torch.empty(_strip_sums(places, rank), dtype=torch.float32, device=x.device)
+    return _multiply_right(x, places, rank, left, right, sums)
+
+
+@lru_cache(maxsize=1024)
+def _strip_sums(places: Tensor, rank: int) -> int:
+    """Elements of the sums of all strips. Tables are told apart by identity, and never change."""
+    _start, rows, columns, _at_left, _at_right = places.numpy().T
+    return int((-(-rows // _STRIP) * rank * columns).sum())
+
+
+@bound
+def _multiply_right(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, sums: Tensor) -> None:
+    """As `right_products`; `sums` is scratch."""
     if not _are_taken(x, left, right):
         return NotImplemented
     strips = _strips(places.numpy().tobytes(), rank, x.device)
-    sums = torch.empty(strips.numel, dtype=torch.float32, device=x.device)
     launch(
         _multiply_strips, len(strips.tiles.rows), x, strips.tiles.rows, rank, left, sums,
         ALIGNED=strips.tiles.aligned, ROWS=TILE // _BAND, BAND=_BAND,
@@ -77,6 +89,7 @@ def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Te
     return None
 
 
+@bound
 def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Multiply in one launch, 4 bytes of memory traffic per element."""
     if not _are_taken(out, left, right):
@@ -91,11 +104,17 @@ def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | No
     Sums are in the CPU's order, so they take as long as their additions take one after the other. Matrices
     and ranks would otherwise take dozens of launches each.
     """
+    work = torch.empty(factors.numel(), dtype=torch.float64, device=factors.device)
+    return _make_orthonormal(factors, spans, rank, spare, work)
+
+
+@bound
+def _make_orthonormal(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None, work: Tensor) -> None:
+    """As `orthonormalise`; `work` is scratch."""
     other = factors if spare is None else spare
     if not is_taken(factors, other) or rank > _MOST_COLUMNS:
         return NotImplemented
     table = _uploaded(spans.numpy().tobytes(), factors.device)
-    work = torch.empty(factors.numel(), dtype=torch.float64, device=factors.device)
     launch(
         _orthonormalise, len(spans), factors, table, rank, other, work,
         SPARE=spare is not None, TILE=256, num_warps=1,
@@ -161,9 +180,7 @@ def _strips(places: bytes, rank: int, device: torch.device) -> _Strips:
     sums = (
         firsts[of] + first, np.minimum(each[of] - first, _BAND), each[of], counts[of], at_right[of] + first,
     )  # fmt: skip
-    return _Strips(
-        _tiles(tiles, start, columns, device=device), _sent(sums, device), int((counts * each).sum())
-    )
+    return _Strips(_tiles(tiles, start, columns, device=device), _sent(sums, device))
 
 
 @kept_by_stream(maxsize=1024)
