@@ -21,7 +21,7 @@ class Marks:
     def __init__(self, flat_buffers: Sequence[FlatBuffer], device: torch.device) -> None:
         self._flat_buffers, self._device = flat_buffers, device
         self._slots = sum(len(each.slots) for each in flat_buffers)
-        self.values = torch.empty(0, device=device)
+        self.values = torch.empty(0, dtype=torch.int32, device=device)
         """In the same memory for all steps."""
 
     def begin(self) -> Tensor:

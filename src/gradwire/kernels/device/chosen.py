@@ -154,7 +154,7 @@ def _pack(
 
 
 class _Room(NamedTuple):
-    """What is unpacked of some payloads.
+    """Memory for what is unpacked from payloads.
 
     - `indices` (payloads, count): places of each.
     - `faults` (payloads, tiles): scratch memory.
