@@ -299,10 +299,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, ...]] = {
     ("README.md", "NaN and Inf never contaminate it."): (
         "faults.test_status_vote:test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten",
     ),
-    ("README.md", "raises an exception, all others raise one that names it, in the same step"): (
+    ("README.md", "raises an exception, all others raise one that names it: in the same step"): (
         "faults.test_status_vote:test_backward_raises_on_the_other_ranks_and_names_the_one",
     ),
-    ("README.md", "If a rank dies, no other rank hangs."): (
+    ("README.md", "If a rank dies, the others raise once its connection closes"): (
         "faults.test_ranks:test_survivors_of_a_killed_rank_raise_long_before_the_timeout",
     ),
     ("docs/training.md", "`checksums=True` adds a checksum to every message that gradwire sends."): (
