@@ -35,7 +35,7 @@ from gradwire.step.events import (
     Event,
     ExchangeBegan,
     Exchanged,
-    Follower,
+    KnownOptimizer,
     Loaded,
     Look,
     PassAdded,
@@ -311,7 +311,7 @@ class Told:
 
     def _follow(self, given: str) -> None:
         self.optimizers = {
-            name: Follower(is_given=name in given, names=frozenset(parameters))
+            name: KnownOptimizer(is_given=name in given, names=frozenset(parameters))
             for name, parameters in self._parameters.items()
         }
         changed = Changed(tuple(self.optimizers[name] for name in given))
@@ -418,7 +418,7 @@ class Told:
         goes_on = fates is not None and not fates.made and bool(fates.open)
         self._see(ExchangeBegan(compresses=True, goes_on=goes_on))
 
-    def _look(self, optimizer: Follower) -> Look:
+    def _look(self, optimizer: KnownOptimizer) -> Look:
         mine = {name: self._gradients[name] for name in sorted(optimizer.names, reverse=True)}
         there = [each for each in mine.values() if each is not None]
         gone = frozenset(name for name, each in mine.items() if each is None)
@@ -426,7 +426,7 @@ class Told:
             return Look(gone)
         return Look(gone, (there[0], there[0].version), all(each.is_zero for each in there))
 
-    def _looks(self) -> dict[Follower, Look]:
+    def _looks(self) -> dict[KnownOptimizer, Look]:
         return {each: self._look(each) for each in unused(self.state)}
 
     def _step(self, word: str, words: Iterator[str]) -> None:

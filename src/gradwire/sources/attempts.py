@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.events import Changed, Dropped, Follower, StepBegan, StepEnded, StepRaised
+from gradwire.step.events import Changed, Dropped, KnownOptimizer, StepBegan, StepEnded, StepRaised
 from gradwire.step.optimizers import are_zero, is_stepping, listen, parameters_of, stop_listening
 from gradwire.untraced import untraced
 
@@ -65,7 +65,7 @@ class Attempted:
     """The attempted steps of a replica, and what was seen since the last one."""
 
     count: int = 0
-    given: tuple[Follower, ...] = ()
+    given: tuple[KnownOptimizer, ...] = ()
     versions: Versions = ()
     """Versions of the parameters after the last backward pass."""
     is_pending: bool = False
@@ -73,9 +73,9 @@ class Attempted:
     is_half: bool = False
     """True if gradients were cleared after parameters had been written, as in the first half of a
     sharpness-aware step."""
-    stepped: list[Follower] = field(default_factory=list)
+    stepped: list[KnownOptimizer] = field(default_factory=list)
     """Optimizers that have stepped since the last attempt, also ones that were not given."""
-    running: list[Follower] = field(default_factory=list)
+    running: list[KnownOptimizer] = field(default_factory=list)
     """Optimizers whose `step` is running: a closure runs forward and backward passes."""
 
 
@@ -158,7 +158,7 @@ def _complete(state: Attempted) -> None:
     state.stepped.clear()
 
 
-class _Stepper(Follower):
+class _Stepper(KnownOptimizer):
     """An optimizer, to which it refers weakly, with the ids of all of its parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, is_given: bool) -> None:

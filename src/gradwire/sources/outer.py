@@ -40,8 +40,8 @@ PATIENCE = 3
 class Rounds:
     """The rounds of one replica, and where it stands in them, which is `round`.
 
-    A round is sent (`send`), comes (`receive`), and lands (`step`); or values are loaded in its middle
-    (`begin_from`).
+    A round is sent (`send`), comes (`receive`), and lands, which is a step of the outer optimizer (`step`).
+    Values may be loaded while a round is under way (`begin_from`).
     """
 
     def __init__(
@@ -224,7 +224,8 @@ class Rounds:
         return bool(self.ended and self.ended.committed) if saved is None else saved
 
     def heard(self) -> tuple[float, int, int]:
-        """Numbers of replicas in the round that has come: that count, that have finished, and of all.
+        """The weight of the replicas that count in the round that has come, the number of those that have
+        finished, and of all.
 
         One with an unusual weight counts for as much. A round that was saved with its mean needs no others.
         """
@@ -277,10 +278,10 @@ class Rounds:
         self.attempts.written()
         self.local.reshard()
 
-    # -- loaded in its middle
+    # -- values loaded while a round is under way
 
     def begin_from(self, loaded: Mapping[str, int]) -> None:
-        """θ₀ is what was `loaded`, by checksums of names; momentum and memory are about another one.
+        """θ₀ is what was `loaded`, by checksums of names. Momentum and memory begin anew.
 
         A round under way is about other parameters: what comes is thrown away, and the next round brings what
         is learned from here on.

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _THROWN_AWAY = "gradwire: thrown away"
-"""Among what was loaded: a round of which other parameters have not got the result."""
+"""A name among those that were loaded. Its number is the step at which a round was to land; parameters that
+were not loaded have not got its result."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Round:
     # -- a round goes its way
 
     def due(self, steps: int) -> Round:
+        """A round is due after `steps`."""
         return replace(self, due_at=steps)
 
     def checked(self, *, sound: bool) -> Round:
@@ -61,6 +63,7 @@ class Round:
         return replace(self, unsound=0 if sound else self.unsound + 1)
 
     def sent(self, steps: int, delay: int) -> Round:
+        """A round was sent after `steps`, and lands `delay` steps later."""
         return replace(self, sent_at=steps, lands_at=steps + delay, carries_to=steps)
 
     def offered(self, steps: int) -> Round:
@@ -68,19 +71,22 @@ class Round:
         return replace(self, carries_to=steps)
 
     def lands(self, at: int | None) -> Round:
-        """It lands after so many steps, or when it is asked for."""
+        """The round under way lands after so many steps, or when it is asked for."""
         return replace(self, lands_at=at)
 
     def received(self, *, brings: bool, told: bool) -> Round:
-        """It has ended: whether it `brings` means, and whether all ranks have told what they have loaded."""
+        """The round under way has ended: whether it `brings` means, and whether all ranks have
+        told what they have loaded.
+        """
         ended = replace(self, lands_at=None, saved_means=None, loaded={} if told else self.loaded)
         return ended if brings else ended.lost()
 
     def lost(self) -> Round:
-        """Nothing of it lands: the next one brings what it carried."""
+        """Nothing of the round lands: the next one brings what it carried."""
         return replace(self, sent_at=-1, lands_at=None)
 
     def landed(self) -> Round:
+        """The round has landed, and counts the steps that it carried."""
         return replace(self, counted_at=self.carries_to)
 
     # -- otherwise than by rounds
@@ -126,7 +132,9 @@ class Round:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Round:
-        """The one of a state."""
+        """The `Round` of a saved state. Its keys are those of earlier versions: "left_at" is `sent_at`, and
+        "round_at" is `due_at`.
+        """
         due_at = saved.get("round_at", 0)
         found = cls(
             sent_at=saved["left_at"],

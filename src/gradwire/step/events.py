@@ -17,7 +17,7 @@ Mark: TypeAlias = tuple[Callable[[], Any], int]
 """A weak reference to a gradient, and the version of the gradient, which changes when it is written."""
 
 
-class Follower:
+class KnownOptimizer:
     """An optimizer, as events refer to it.
 
     `is_given` is True if the user has given it; `names`, or ids, tell its parameters apart.
@@ -46,7 +46,7 @@ class PassBegan:
     `looks` are at optimizers that have not used the last exchange, before this pass writes gradients.
     """
 
-    looks: Mapping[Follower, Look] = field(default_factory=dict)
+    looks: Mapping[KnownOptimizer, Look] = field(default_factory=dict)
     exchanges: bool = True
 
 
@@ -57,7 +57,7 @@ class PassAdded:
     `first` is the first gradient of each optimizer that had not used the last exchange.
     """
 
-    first: Mapping[Follower, Mark | None]
+    first: Mapping[KnownOptimizer, Mark | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Asked:
     no event, so `looks` show it.
     """
 
-    looks: Mapping[Follower, Look] = field(default_factory=dict)
+    looks: Mapping[KnownOptimizer, Look] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +91,21 @@ class ExchangeBegan:
 class Exchanged:
     """The means are in `p.grad`. `zeros` are optimizers that got nothing but zeros, on the host."""
 
-    zeros: Set[Follower] = frozenset()
+    zeros: Set[KnownOptimizer] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class StepBegan:
     """An optimizer is about to step; hooks of the user's run first."""
 
-    optimizer: Follower
+    optimizer: KnownOptimizer
 
 
 @dataclass(frozen=True, slots=True)
 class StepLooked:
     """Hooks of the user's have run, and the optimizer steps with these gradients."""
 
-    optimizer: Follower
+    optimizer: KnownOptimizer
     look: Look
 
 
@@ -113,7 +113,7 @@ class StepLooked:
 class StepEnded:
     """An optimizer has stepped; `skipped` reads, on the device, whether a scaler has told it not to."""
 
-    optimizer: Follower
+    optimizer: KnownOptimizer
     look: Look = Look()
     skipped: Callable[[], object] | None = None
 
@@ -122,7 +122,7 @@ class StepEnded:
 class StepRaised:
     """The step of an optimizer has begun, and has not ended, and does not run any more."""
 
-    optimizer: Follower
+    optimizer: KnownOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Retired:
 class Changed:
     """Other optimizers are followed from now on."""
 
-    optimizers: tuple[Follower, ...]
+    optimizers: tuple[KnownOptimizer, ...]
 
 
 Event: TypeAlias = (

@@ -18,7 +18,7 @@ from gradwire.step.events import (
     Event,
     ExchangeBegan,
     Exchanged,
-    Follower,
+    KnownOptimizer,
     Loaded,
     Look,
     Mark,
@@ -34,7 +34,8 @@ from gradwire.step.events import (
 from gradwire.unit.context import Fates
 
 UNSEEN, PARTLY, PASSES, ANOTHER = "unseen", "partly", "passes", "another"
-"""Complaints about a step that has ended."""
+"""Complaints about a step that has ended: its gradients were never exchanged, or only a part of them; several
+passes came before it; another optimizer has stepped. `optimizer_log` has their sentences."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Rules:
     is_alone: bool = False
     """True if there is one rank, for which an optimizer step without an exchange is usual."""
     reads_zeros: bool = True
-    """False on a device, of which nobody knows whether gradients were filled with zeros."""
+    """False on a device: whether its gradients are zeros cannot be told without waiting for it."""
     may_differ: Callable[[], bool] = lambda: False
     """Whether ranks may take different numbers of steps, as under `join()`."""
 
 
 @dataclass(slots=True)
-class Exchange:
+class SinceExchange:
     """Events since an exchange began, as far as they matter."""
 
     has_begun: bool = False
@@ -69,12 +70,12 @@ class Exchange:
     """True if a pass that exchanges nothing has entered."""
     cleared: set[str] = field(default_factory=set)
     """Parameters whose gradient was cleared before their optimizer had stepped."""
-    ended: dict[Follower, StepEnded] = field(default_factory=dict)
+    ended: dict[KnownOptimizer, StepEnded] = field(default_factory=dict)
     """The last step of each optimizer that has stepped."""
-    added: dict[Follower, Mark | None] = field(default_factory=dict)
+    added: dict[KnownOptimizer, Mark | None] = field(default_factory=dict)
     """The first gradient of each optimizer, where a pass that exchanged nothing has added to it."""
 
-    def has_made(self, optimizer: Follower) -> bool:
+    def has_made(self, optimizer: KnownOptimizer) -> bool:
         """True if the optimizer has used the gradients."""
         ended = self.ended.get(optimizer)
         return ended is not None and (ended.skipped is None or not ended.skipped())
@@ -102,8 +103,8 @@ class State:
     stepped: set[str] = field(default_factory=set)
     """Parameters of all optimizers that have ever stepped, as a checkpoint saves them. An optimizer that has
     not, and shares no parameter with these, may not be the one that steps."""
-    exchange: Exchange = field(default_factory=Exchange)
-    followed: dict[Follower, Followed] = field(default_factory=dict)
+    exchange: SinceExchange = field(default_factory=SinceExchange)
+    followed: dict[KnownOptimizer, Followed] = field(default_factory=dict)
     """The given optimizers, and others that have stepped since the last exchange began."""
     open: frozenset[str] = frozenset()
     """Parameters with gradients of earlier exchanges that still stand."""
@@ -171,7 +172,7 @@ def read(state: State, event: Event) -> None:
         case ExchangeBegan(compresses, goes_on):
             state.passes = state.passes + compresses if goes_on else 1
             state.is_retired &= not compresses
-            state.exchange = Exchange(has_begun=True, is_final=False, compresses=compresses)
+            state.exchange = SinceExchange(has_begun=True, is_final=False, compresses=compresses)
             for each, its in [*followed.items()]:
                 its.doubts = ()
                 if not (each.is_given or its.is_inside):
@@ -188,7 +189,7 @@ def read(state: State, event: Event) -> None:
         case Changed(optimizers):
             state.stepped.clear()
             state.open = frozenset()
-            state.exchange = Exchange(is_local=exchange.is_local)
+            state.exchange = SinceExchange(is_local=exchange.is_local)
             state.followed = {each: Followed() for each in optimizers}
 
 
@@ -226,7 +227,7 @@ def are_final(state: State) -> bool:
     return True
 
 
-def unused(state: State) -> list[Follower]:
+def unused(state: State) -> list[KnownOptimizer]:
     """The given optimizers whose gradients, if they are gone now, were thrown away."""
     return [
         each
@@ -257,13 +258,13 @@ def may_step_instead(state: State) -> bool:
     return state.rules.takes_back and not state.exchange.is_final and not is_inside
 
 
-def is_around(state: State, optimizer: Follower) -> bool:
+def is_around(state: State, optimizer: KnownOptimizer) -> bool:
     """True if an optimizer that was not given has stepped around others that were."""
     given = [each for each in state.exchange.ended if each.is_given]
     return optimizer.names <= {name for each in given for name in each.names}
 
 
-def is_known(state: State, optimizer: Follower) -> bool:
+def is_known(state: State, optimizer: KnownOptimizer) -> bool:
     """True if a missing step of this optimizer means that its gradients were thrown away.
 
     Until it, or one that shares its parameters, has stepped, it may not be the one that steps.
@@ -272,7 +273,7 @@ def is_known(state: State, optimizer: Follower) -> bool:
     return rules.takes_back and not state.stepped.isdisjoint(optimizer.names) and not rules.may_differ()
 
 
-def doubts(state: State, optimizer: Follower, first: Mark | None) -> tuple[str, ...]:
+def doubts(state: State, optimizer: KnownOptimizer, first: Mark | None) -> tuple[str, ...]:
     """Doubts about gradients that an optimizer steps with, the first of which is `first`: they were not
     exchanged, or only a part of them. Zeros are not in doubt: they are there where code lets an optimizer
     make its state.
@@ -288,7 +289,7 @@ def doubts(state: State, optimizer: Follower, first: Mark | None) -> tuple[str, 
     return (UNSEEN,) * is_unseen + (PARTLY,) * has_part
 
 
-def complaints(state: State, optimizer: Follower, look: Look) -> tuple[str, ...]:
+def complaints(state: State, optimizer: KnownOptimizer, look: Look) -> tuple[str, ...]:
     """Complaints about a step that ends with these gradients."""
     begun = state.followed[optimizer].doubts
     ended = () if look.are_zero else doubts(state, optimizer, look.first)
@@ -297,7 +298,7 @@ def complaints(state: State, optimizer: Follower, look: Look) -> tuple[str, ...]
     return said + (ANOTHER,) * (not optimizer.is_given and state.exchange.compresses)
 
 
-def _clear(state: State, optimizer: Follower, look: Look) -> None:
+def _clear(state: State, optimizer: KnownOptimizer, look: Look) -> None:
     """Read which gradients were cleared, unless another optimizer has used them, or is about to.
 
     A gradient of `None` was cleared. Zeros prove nothing: a unit that rests, or a choice of elements, brings

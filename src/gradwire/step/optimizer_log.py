@@ -26,7 +26,7 @@ from gradwire.step.events import (
     Event,
     ExchangeBegan,
     Exchanged,
-    Follower,
+    KnownOptimizer,
     Loaded,
     Look,
     Mark,
@@ -89,7 +89,7 @@ _PARTLY = (
 )
 
 
-class Watched(Follower):
+class Watched(KnownOptimizer):
     """An optimizer whose gradients are looked at.
 
     It refers to the optimizer weakly: a hook of the user's on the optimizer may refer to the model, and as
@@ -173,7 +173,7 @@ class OptimizerLog:
         self._removals: list[weakref.finalize[[], nn.Module]] = []
         """Removals of the hooks on given optimizers; each is called once."""
         self.append: Callable[[Event], None] = partial(read, self.state)
-        """Append an event. It is read at once, and not kept: where nothing is exchanged, no list grows."""
+        """Tell of an event, which is folded into `state` at once: no list grows."""
         self._follow(optimizers)
 
     def _follow(self, optimizers: Optimizers) -> None:
@@ -285,7 +285,7 @@ class OptimizerLog:
 
     def exchange_ended(self) -> None:
         """Note which optimizers got nothing but zeros: the means are in `p.grad`."""
-        zeros = set[Follower]()
+        zeros = set[KnownOptimizer]()
         for each in self.state.followed if self._device.is_host else ():
             assert isinstance(each, Watched)
             if are_zero(each.parameters.values()):
@@ -377,7 +377,7 @@ class OptimizerLog:
                 return each
         return None
 
-    def _looks(self, written: Written = NONE_WRITTEN) -> dict[Follower, Look]:
+    def _looks(self, written: Written = NONE_WRITTEN) -> dict[KnownOptimizer, Look]:
         """Looks at optimizers that have not used the last exchange, and might have."""
         if self.state.exchange.is_final:
             return {}

@@ -19,7 +19,7 @@ from torch._dynamo import reset
 from gradwire.placement import HostDevice
 from gradwire.sources.attempts import Attempted
 from gradwire.sources.attempts import read as read_attempt
-from gradwire.step.events import Follower, StepBegan, StepEnded
+from gradwire.step.events import KnownOptimizer, StepBegan, StepEnded
 from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.step.optimizers import is_stepping
 from tests.support.undo import Model, Player, Stepper, Told
@@ -694,7 +694,7 @@ def test_changed_optimizers_keep_no_hooks() -> None:
 
 
 def test_a_step_that_is_tried_again_inside_another_is_none_of_its_own() -> None:
-    inside, around = (Follower(is_given=each, names=frozenset("wb")) for each in (True, False))
+    inside, around = (KnownOptimizer(is_given=each, names=frozenset("wb")) for each in (True, False))
     attempted = Attempted(given=(inside,))
     for each in (around, inside, inside):  # the first one of `inside` raises
         read_attempt(attempted, StepBegan(each))
