@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from gradwire.comm import Round
 from gradwire.exchange.base import Exchange
@@ -46,6 +47,8 @@ class Collectives:
 
     With checksums, damage is noticed only by the rank that received it; damage to a sum is reported to all.
     """
+    is_captured: bool = False
+    """True if its kernels are captured in graphs, which repeat addresses."""
 
 
 @dataclass(eq=False)
@@ -67,6 +70,7 @@ class ExchangePlan:
     may_overflow: bool = field(init=False)
     """True if finite inputs can give a mean that is not finite."""
     _by_phase: dict[Hashable, Collectives] = field(default_factory=dict, init=False)
+    _mean: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         laws = self.exchange.laws
@@ -83,9 +87,20 @@ class ExchangePlan:
                 self._by_phase.clear()
             found = self._asked(ctx)
             if self.captures is not None:  # a graph belongs to a phase, in which it is the same exchange
-                found = replace(found, exchange=self.captures.around(found.exchange, self.label))
+                exchange = self.captures.around(found.exchange, self.label)
+                found = replace(found, exchange=exchange, is_captured=exchange is not found.exchange)
             self._by_phase[phase] = found
         return found
+
+    def room(self, x: Tensor, agreed: Collectives) -> Tensor:
+        """Uninitialised memory like x for a mean that does not land in a bucket. Where kernels are captured it
+        is the same in all steps.
+        """
+        if not agreed.is_captured:
+            return torch.empty_like(x)
+        if self._mean is None:
+            self._mean = torch.empty_like(x)
+        return self._mean
 
     def _asked(self, ctx: ExchangeContext) -> Collectives:
         now = self.exchange.now(ctx) if isinstance(self.exchange, Scheme) else self.exchange

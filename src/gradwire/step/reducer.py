@@ -891,7 +891,7 @@ class Reducer(InstalledRecipe):
         try:
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
-                    exchange.mean = torch.empty_like(exchange.x)
+                    exchange.mean = plan.room(exchange.x, agreed)
                 exchange.decode = agreed.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
         except TransportError:
             raise
