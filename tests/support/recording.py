@@ -2,7 +2,9 @@
 them again.
 
 As with CUDA, what is captured does not run, and a replay runs just what was recorded: the same tensors, the
-same numbers, and nothing of the Python around them. Kernels are seen only `within_kernels`.
+same numbers, and nothing of the Python around them. Memory that was let go of may be used again by what is
+allocated later in the same pool: so a replay that writes to it overwrites that. Kernels are seen only
+`within_kernels`.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwire.kernels import dispatch
 from gradwire.kernels.dispatch import Kernels
@@ -48,6 +51,8 @@ class _Done(NamedTuple):
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     result: Any
+    touched: list[_Memory]
+    """Memory of the pool that no earlier call of this recording has touched."""
 
     def again(self) -> None:
         """Run it, and leave what it makes in the tensors of that time."""
@@ -57,17 +62,58 @@ class _Done(NamedTuple):
                 old.copy_(new)
 
 
+def _uses(tensor: Tensor) -> int:
+    """References to its storage: its tensors, and perhaps the Python object."""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
+
+
+_ALONE = _uses(torch.empty(1))
+"""Of a tensor that shares its storage with no other."""
+
+
+class _Memory:
+    """Memory that was allocated in a pool, and whether it has floating-point numbers."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.whole, self._is_floating = _whole(tensor), tensor.is_floating_point()
+        self.aliases = 1
+        """Tensors of it that recordings keep. The program under test has let go of it if it has no others."""
+        self.heirs: list[_Memory] = []
+        """What was allocated since then, and may be in the same place."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the program has let go of it."""
+        return _uses(self.whole) == self.aliases - 1 + _ALONE
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same elements in a tensor that is the recording's own."""
+        self.aliases += 1
+        where = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(*where)
+
+    def spoil(self) -> None:
+        """Leave garbage, or zeros if it may be read as indices."""
+        self.whole.fill_(_GARBAGE if self._is_floating else 0)
+
+
+Pool = dict[int, _Memory]
+"""Memory by the number of its storage."""
+
+
 class Recording:
     """See `gradwire.kernels.graphs.Graph`."""
 
-    def __init__(self, device: Capturing) -> None:
-        self._device = device
+    def __init__(self, device: Capturing, pool: Pool) -> None:
+        self._device, self._pool = device, pool
         self.done: list[_Done] = []
         self.replays = self._bytes = 0
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         """Memory that was there, whole, and what was in it."""
-        self._fresh: dict[int, tuple[Tensor, bool]] = {}
-        """Memory that was allocated, and whether it has floating-point numbers."""
+        self._fresh: dict[int, _Memory] = {}
+        """Memory that was allocated."""
+        self._touched: set[int] = set()
         self._modes = ExitStack()
 
     @property
@@ -83,29 +129,33 @@ class Recording:
         self._modes.enter_context(_Operators(self))
 
     def end(self) -> None:
-        """See `Graph`. Memory is left as it was. If it is new, it has garbage, or zeros if it may be read as
-        indices.
-        """
+        """See `Graph`. Memory is left as it was. If it is new, it is spoilt."""
         self._modes.close()
         self._device.capturing, _NOW.recording = False, None
         with _disable_current_modes():
             for whole, content in self._before.values():
                 whole.copy_(content)
-            for whole, is_floating in self._fresh.values():
-                whole.fill_(_GARBAGE if is_floating else 0)
-        self._bytes = sum(whole.nbytes for whole, _is_floating in self._fresh.values())
+            for each in self._fresh.values():
+                each.spoil()
+        self._bytes = sum(each.whole.nbytes for each in self._fresh.values())
         self._before, self._fresh = {}, {}
 
     def replay(self) -> None:
         """See `Graph`."""
         self.replays += 1
         for each in self.done:
+            for memory in each.touched:
+                for heir in memory.heirs:
+                    heir.spoil()
             each.again()
 
     def kernel(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Record a kernel, which is one whatever it does."""
+        """Record a kernel, which is one whatever it does. It has scratch, of which it lets go."""
         with _disable_current_modes():
-            return self.record(function, arguments, named)
+            result = self.record(function, arguments, named)
+            self.made(scratch := torch.empty(1))
+            self.done[-1].touched.append(self._pool[scratch.untyped_storage()._cdata])
+            return result
 
     def record(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Record a call, and let it shape what it makes."""
@@ -113,15 +163,35 @@ class Recording:
             self._keep(each)
         result = function(*arguments, **named)
         self.made(result)
-        self.done.append(_Done(function, arguments, named, result))
+        known: dict[int, Tensor] = {}
+        touched = []
+
+        def ours(value: Any) -> Any:
+            memory = self._pool.get(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
+            if memory is None:
+                return value
+            number = id(memory)
+            if number not in self._touched:
+                self._touched.add(number)
+                touched.append(memory)
+            if id(value) not in known:
+                known[id(value)] = memory.alias(value)
+            return known[id(value)]
+
+        with _disable_current_modes():
+            self.done.append(_Done(function, *tree_map(ours, (arguments, named, result)), touched))
         return result
 
     def made(self, result: Any) -> None:
         """Note what is new in the result of a call."""
         for each in _tensors(result):
             number = each.untyped_storage()._cdata
-            if number not in self._before:
-                self._fresh.setdefault(number, (_whole(each), each.is_floating_point()))
+            if number not in self._before and number not in self._pool:
+                memory = self._fresh[number] = _Memory(each)
+                for older in self._pool.values():
+                    if older.is_free:
+                        older.heirs.append(memory)
+                self._pool[number] = memory
 
     def _keep(self, tensor: Tensor) -> None:
         number = tensor.untyped_storage()._cdata
@@ -137,9 +207,12 @@ class Recordings:
         self._device = device
         self._made: list[Recording] = []
 
-    def __call__(self) -> Recording:
-        """One more, which the device knows of."""
-        self._made.append(Recording(self._device))
+    def __call__(self) -> Callable[[], Recording]:
+        """Maker of recordings with a pool, of which the device knows."""
+        return partial(self._one, {})
+
+    def _one(self, pool: Pool) -> Recording:
+        self._made.append(Recording(self._device, pool))
         self._device.recorded.append(self._made[-1])
         return self._made[-1]
 

@@ -12,12 +12,13 @@ tape writes.
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,9 +26,11 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Pending, Round
 from gradwire.exchange.base import Decode, Exchange
 from gradwire.kernels.graphs import Graph, Graphs
-from gradwire.kernels.uploads import holding
+from gradwire.kernels.uploads import TooEarly, holding
 from gradwire.laws import Laws
 from gradwire.unit.context import ExchangeContext, ExchangeState
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("gradwire")
 
@@ -50,33 +53,41 @@ class Captures:
         return CapturedExchange(exchange, self, label) if exchange.laws.repeats else exchange
 
 
-class _TooEarly(Exception):
-    """This step is not like later ones: what they recall has not been kept yet."""
-
-
 class _Apart(ExchangeContext):
     """The context of a step that is captured. What it draws would be the same in all steps."""
 
     def _generator(self, who: int) -> torch.Generator:
-        raise _TooEarly
+        raise TooEarly
+
+    def once(self, make: Callable[..., T], *of: Hashable) -> T:
+        if (make, *of) not in self.constants:
+            raise TooEarly
+        return super().once(make, *of)
 
 
 class _Kept(ExchangeState):
-    """State of an exchange, at addresses that do not change."""
+    """State of an exchange, at addresses that do not change.
 
-    def __init__(self, kept: ExchangeState, where: torch.device) -> None:
+    Before the first graph runs, what was kept is copied to `recalled`. So this memory is taken before that of
+    kernels, which would be used again: then a graph would overwrite what a later one reads.
+    """
+
+    def __init__(self, ctx: ExchangeContext, where: torch.device) -> None:
         super().__init__()
-        self._kept, self._where = kept, where
+        names = {part.name for part in ctx.parts}
+        self._rooms = {
+            (kind, name): torch.empty_like(kept, device=where)
+            for kind, by_name in ctx.kept.committed.items()
+            for name, kept in by_name.items()
+            if name in names
+        }
         self.recalled: dict[tuple[str, str], Tensor] = {}
         self.left: dict[tuple[str, str], Tensor] = {}
 
     def get(self, kind: str, name: str) -> Tensor:
-        kept = self._kept.get(kind, name)
-        if kept is None:
-            raise _TooEarly
-        if (kind, name) not in self.recalled:
-            self.recalled[kind, name] = torch.empty_like(kept, device=self._where)
-        return self.recalled[kind, name]
+        if (kind, name) not in self._rooms:
+            raise TooEarly
+        return self.recalled.setdefault((kind, name), self._rooms[kind, name])
 
     def put(self, kind: str, name: str, tensor: Tensor) -> None:
         self.left[kind, name] = tensor
@@ -87,7 +98,7 @@ class _Recorder(Comm):
     sent.
     """
 
-    def __init__(self, comm: Comm, graphs: Graphs) -> None:
+    def __init__(self, comm: Comm, graphs: Callable[[], Graph]) -> None:
         self.rank, self.world, self._graphs = comm.rank, comm.world, graphs
         self.sent: list[tuple[Graph, Round, Tensor, Tensor]] = []
         self._graph: Graph | None = None
@@ -95,7 +106,7 @@ class _Recorder(Comm):
     def wait(self) -> None:
         """Begin the next graph. See `Pending`, which this is, too."""
         if self._graph is not None:
-            raise RuntimeError("kernels are launched between a collective and its wait")
+            raise RuntimeError("a collective is waited for that was not issued, or twice")
         self._graph = self._graphs()
         self._graph.begin()
 
@@ -124,7 +135,12 @@ class _Recorder(Comm):
 
 @dataclass(frozen=True)
 class _Tape:
-    """Graphs and collectives of a unit. Whatever they read or write is kept alive by `holds`."""
+    """Graphs and collectives of a unit. Whatever they read or write is kept alive by `holds`.
+
+    Its graphs share memory with one another, but with no other tape: other units begin before this one is
+    decoded. This one does not begin again before: a step ends when all its units are decoded, or no later one
+    exchanges anything (`Reducer.broken`).
+    """
 
     sent: tuple[tuple[Graph, Round, Tensor, Tensor], ...]
     """Graphs, each with the collective that follows it: what is handed in, and what takes what comes."""
@@ -218,6 +234,7 @@ class CapturedExchange:
             uses.number += 1
             if uses.tape is None and uses.number > EAGER:
                 uses.tape = self._recorded(x, mean, comm, ctx)
+                uses.number = 0  # if it was too early, as many steps are eager again
             tape = uses.tape
             if tape is not None and (not tape.recalled or tape.recall(ctx.kept)):
                 return tape.play(comm, ctx)
@@ -227,17 +244,18 @@ class CapturedExchange:
         """Capture the exchange, of which nothing runs and nothing is sent. `None` if that cannot be: if it
         never can, this unit stays eager.
         """
-        recorder, kept = _Recorder(comm, self.captures.graphs), _Kept(ctx.kept, x.device)
+        recorder = _Recorder(comm, self.captures.graphs())
         told: list[tuple[Tensor, str]] = []
         apart = object.__new__(_Apart)
-        apart.__dict__.update(ctx.__dict__, kept=kept, see=lambda *finding: told.append(finding))
         try:
-            with holding() as tables:
+            with holding() as tables, _uncollected():
                 recorder.wait()
+                kept = _Kept(ctx, x.device)
+                apart.__dict__.update(ctx.__dict__, kept=kept, see=lambda *finding: told.append(finding))
                 decode = self.exchange.start(x, mean, recorder, apart)
                 decode()
                 last = recorder.stop()
-        except _TooEarly:
+        except TooEarly:
             recorder.give_up()
             return None
         except RuntimeError as error:
@@ -248,4 +266,21 @@ class CapturedExchange:
                 "kernels of %s cannot be captured, and are launched one by one: %s", self.label, error
             )
             return None
+        except BaseException:
+            recorder.give_up()  # or all that follows in this stream would be recorded
+            raise
         return _Tape(tuple(recorder.sent), last, tuple(told), kept.recalled, kept.left, (decode, tables))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Within it no garbage is collected: it may have graphs and events, which a thread that captures must not
+    free.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

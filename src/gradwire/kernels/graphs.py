@@ -6,6 +6,7 @@ does not run; a replay runs it, with what lies at these addresses by then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -14,8 +15,8 @@ class Graph(Protocol):
 
     def begin(self) -> None:
         """Record what this thread launches from now on, which does not run. Memory that it allocates stays
-        the graph's as long as tensors in it live; what is let go of is used again by graphs that are captured
-        later.
+        the graph's as long as tensors in it live; what is let go of is used again by what is captured later
+        in the same memory.
 
         What makes the host wait, or cannot be recorded for another reason, raises `RuntimeError`.
         """
@@ -28,10 +29,12 @@ class Graph(Protocol):
 
 
 class Graphs(Protocol):
-    """Makes graphs that share memory. So they are captured and replayed in one stream, one by one."""
+    """Makes graphs. They are captured and replayed in one stream."""
 
-    def __call__(self) -> Graph:
-        """One that is yet to be captured."""
+    def __call__(self) -> Callable[[], Graph]:
+        """A maker of graphs that share memory, which no others share. They are replayed in the order in which
+        they were captured, from the first to the last: what one has let go of, a later one may have taken.
+        """
 
     def memory_bytes(self) -> int:
-        """Bytes that the graphs have taken from the device, for themselves alone."""
+        """Bytes that the graphs that are left have taken from the device, for themselves alone."""

@@ -34,6 +34,12 @@ def stream_of(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
+class TooEarly(Exception):
+    """A graph that is captured needs something that is not there yet. Were it made now, its kernels and
+    copies would be recorded, and others would read it before a replay has run them.
+    """
+
+
 class _Holding(threading.local):
     """The results that this thread's calls of `kept_by_stream` have returned, while it is `holding` them."""
 
@@ -47,7 +53,8 @@ HOLDING = _Holding()
 def holding() -> Iterator[list[Any]]:
     """Yield a list of the results that `kept_by_stream` returns within it on this thread.
 
-    A graph reads them when it is replayed, and the caches may have dropped them by then.
+    A graph reads them when it is replayed, and the caches may have dropped them by then. A call whose result
+    is not kept yet raises `TooEarly`.
     """
     outside, HOLDING.results = HOLDING.results, []
     try:
@@ -68,6 +75,8 @@ def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @lru_cache(maxsize)
         def kept(_stream: int, *arguments: Any) -> R:
+            if HOLDING.results is not None:
+                raise TooEarly
             return by_place(*arguments)
 
         @wraps(function)

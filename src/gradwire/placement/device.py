@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -85,7 +88,7 @@ class Device(Protocol):
         """True if this thread's work is recorded into a graph instead of being run."""
 
     def graphs(self) -> Graphs | None:
-        """A maker of graphs that share memory; `None` if this device records none."""
+        """Maker of graphs; `None` if this device records none."""
 
 
 class _Nothing:
@@ -204,14 +207,25 @@ class _CUDAGraphs:
     """See `gradwire.kernels.graphs.Graphs`."""
 
     def __init__(self) -> None:
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._pools: tuple[ref[_Pool], ...] = ()
 
-    def __call__(self) -> _CUDAGraph:
-        return _CUDAGraph(self._pool)
+    def __call__(self) -> Callable[[], _CUDAGraph]:
+        pool = _Pool(torch.cuda.graph_pool_handle())
+        # Another thread may count: so a tuple, which does not change.
+        self._pools = (*(each for each in self._pools if each() is not None), ref(pool))
+        return partial(_CUDAGraph, pool)
 
     def memory_bytes(self) -> int:
-        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        return sum(each["total_size"] for each in segments if each["segment_pool_id"] == self._pool)
+        pools = {pool.handle for each in self._pools if (pool := each()) is not None}
+        segments = torch.cuda.memory_snapshot() if pools else []  # type: ignore[no-untyped-call]
+        return sum(each["total_size"] for each in segments if each["segment_pool_id"] in pools)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """Memory that graphs share, which keep this."""
+
+    handle: Any
 
 
 class _CUDAGraph:
@@ -222,13 +236,13 @@ class _CUDAGraph:
     do what is forbidden to this one.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: _Pool) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
         self.end: Callable[[], None] = self._graph.capture_end
         self.replay: Callable[[], None] = self._graph.replay
 
     def begin(self) -> None:
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
 
 
 class _Using:

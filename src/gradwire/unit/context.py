@@ -336,7 +336,7 @@ class ExchangeContext:
         >>> shard.step, shard.unit
         (7, 6)
         """
-        there = object.__new__(ExchangeContext)
+        there = object.__new__(type(self))
         there.__dict__.update(self.__dict__, unit=unit, parts=parts, constants=constants, unsent=unsent)
         return there
 
