@@ -93,8 +93,8 @@ class ExchangePlan:
         return found
 
     def room(self, x: Tensor, agreed: Collectives) -> Tensor:
-        """Uninitialised memory like x for a mean that does not land in a bucket. Where kernels are captured it
-        is the same in all steps.
+        """Uninitialised memory like x for a mean that does not land in a bucket. It is the same in all steps
+        if kernels are captured.
         """
         if not agreed.is_captured:
             return torch.empty_like(x)
