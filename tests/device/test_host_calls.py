@@ -57,10 +57,10 @@ def test_a_bound_launch_hands_the_driver_what_triton_would(recipe: str) -> None:
 
 
 @pytest.mark.rest
-def test_replayed_stretches_call_a_twentieth_of_eager_ones() -> None:
+def test_a_replayed_stretch_is_one_call() -> None:
     """Of a unit of `topk`: both kinds launch its compensation and, where kernels are replayed, two graphs."""
     eager, replayed = json.loads(told("--captured", "topk(ratio=0.01)"))
-    assert 20 * replayed[0] <= eager[0]
+    assert replayed[0] == 2 < eager[0]
     assert replayed[1] <= eager[1] - eager[0] + replayed[0] + 4
     assert replayed[2] == 3
 

@@ -294,7 +294,7 @@ class Simulated:
             clock[actor] += 1
             for span, write in spans:
                 self._touch(span, write, actor, what)
-            if waits and actor != HOST:
+            if waits and spans and actor != HOST:  # of no elements there is nothing to wait for
                 self.waited.append(what)
                 _join(self._clocks[HOST], clock)
 
