@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradwire.kernels.pieces import Pieces
-from gradwire.kernels.uploads import holding, kept_by_stream, sent_to
+from gradwire.kernels.uploads import TooEarly, holding, kept_by_stream, sent_to
 from tests.support.elsewhere import WHERE, Elsewhere, There
 from tests.support.inputs import normal
 from tests.support.looped import looped
@@ -58,14 +58,16 @@ def test_who_holds_tables_has_those_that_a_cache_drops() -> None:
     def table(number: int, device: torch.device) -> list[int]:
         return [number]
 
+    made = table(1, WHERE)
     with holding() as held:
-        tables = [table(number, WHERE) for number in (1, 2, 1)]
+        assert table(1, WHERE) is made
         with holding() as inner:
-            assert table(1, WHERE) is tables[-1]
-    assert [*map(id, held)] == [*map(id, tables)]
-    assert [*map(id, inner)] == [id(tables[-1])]
+            assert table(1, WHERE) is made
+        with pytest.raises(TooEarly):
+            table(2, WHERE)
+    assert [*map(id, held)] == [*map(id, inner)] == [id(made)]
     table(3, WHERE)
-    assert len(held) == 3, "nobody holds any more"
+    assert len(held) == 1, "nobody holds any more"
 
 
 def test_another_stream_does_not_get_what_may_still_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
