@@ -130,6 +130,19 @@ def test_a_process_that_was_stopped_is_not_waited_for_without_a_limit(
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nor does a process of its own keep it
 
 
+def test_ranks_of_a_machine_are_out_of_patience_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free once the first has stopped its process. The next one waited as long again."""
+    monkeypatch.setattr(compiler, "lacking", frozenset)
+    passed_s = [0.0]
+    with (tmp_path / "compiling").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compiling = background.BackgroundCompilation({"topk"}, tmp_path, lambda: passed_s[0])
+    passed_s[0] = background.PATIENCE_S
+    assert compiling.has_ended()
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on three ranks."""

@@ -86,7 +86,8 @@ class Wire:
         """True if the recipe is decided and runs; `False` while an adaptive one still measures or tries
         things out, or while kernels are compiled.
         """
-        return self._steps.settled
+        inside = self.inside  # a store's wire has none
+        return self._steps.settled and (inside is None or not inside.awaits_kernels)
 
     @property
     def watching(self) -> bool:

@@ -45,7 +45,8 @@ class BackgroundCompilation:
         self._has_ended = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._since_s = self._now_s()
-        """Time of the last look that found fewer kernels lacking, or that has started the process."""
+        """Time of the last look that found fewer kernels lacking. A start does not count: ranks would wait
+        one after the other."""
         weakref.finalize(self, _stop, self._processes, os.getpid())
         self.has_ended()
 
@@ -67,11 +68,12 @@ class BackgroundCompilation:
         known, self._lacking = self._lacking, compiler.lacking(self._lacking)
         if known != self._lacking:
             self._since_s = self._now_s()
-        if self._lacking and not self._processes:
+        is_patient = self._now_s() - self._since_s < PATIENCE_S
+        if self._lacking and is_patient and not self._processes:
             self._start()
         if self._lacking:
             code = self._processes[0].poll() if self._processes else None
-            if code is None and self._now_s() - self._since_s < PATIENCE_S:
+            if code is None and is_patient:
                 return False
             self._fail(
                 f"none has come for {PATIENCE_S:.0f} s: the process that compiles may have been stopped"
@@ -111,7 +113,6 @@ class BackgroundCompilation:
                     pass_fds=(lock,),
                 )
             )
-            self._since_s = self._now_s()
         except BlockingIOError:
             return
         finally:
