@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,35 @@ def test_a_process_that_was_stopped_is_not_waited_for_without_a_limit(
     assert "may have been stopped" in caplog.text
     with (tmp_path / "compiling").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nor does a process of its own keep it
+
+
+def test_a_process_that_ends_during_a_look_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended after the look at the cache: "exit code 0", said a warning, and kernels were compiled anew."""
+    ends = tmp_path / "ends"
+    ends.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid\nwhile ! test -e {tmp_path}/go; do sleep 0.01; done\n"
+    )
+    ends.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(ends))
+    monkeypatch.setattr(compiler, "lacking", frozenset)
+    compiling = background.BackgroundCompilation({"topk"}, tmp_path, lambda: 0.0)
+
+    def lacking(subjects: frozenset[str]) -> frozenset[str]:
+        while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else "").endswith(
+            "\n"
+        ):
+            time.sleep(0.01)
+        (tmp_path / "go").touch()
+        os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(compiler, "lacking", lambda _subjects: frozenset())
+        return subjects
+
+    monkeypatch.setattr(compiler, "lacking", lacking)
+    assert not compiling.has_ended()
+    assert compiling.has_ended()
+    assert not caplog.text
 
 
 def test_ranks_of_a_machine_are_out_of_patience_together(

@@ -65,15 +65,15 @@ class BackgroundCompilation:
         return self._has_ended
 
     def _look(self) -> bool:
+        # Before the look at the cache, to which the process adds kernels until it ends.
+        code = self._processes[0].poll() if self._processes else None
         known, self._lacking = self._lacking, compiler.lacking(self._lacking)
         if known != self._lacking:
             self._since_s = self._now_s()
-        is_patient = self._now_s() - self._since_s < PATIENCE_S
-        if self._lacking and is_patient and not self._processes:
-            self._start()
         if self._lacking:
-            code = self._processes[0].poll() if self._processes else None
-            if code is None and is_patient:
+            if code is None and self._now_s() - self._since_s < PATIENCE_S:
+                if not self._processes:
+                    self._start()
                 return False
             self._fail(
                 f"none has come for {PATIENCE_S:.0f} s: the process that compiles may have been stopped"
