@@ -6,7 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,46 @@ def test_a_step_that_is_left_out_is_recognised_however_the_model_is_called(
     assert "left out" in line
     assert nothing == []
     assert not any("no_sync" in line for each in found for line in each.said)
+
+
+class _Left(Exception):
+    """A hook of the user's leaves a step out."""
+
+
+def reported_inside(*, reads: bool, passes: int) -> Run:
+    """Steps of so many backward passes each, one of which a hook leaves out. On rank 0 another hook reads the
+    report before.
+    """
+    torch.manual_seed(0)
+    model, replicas = wrapped(perceptron(), "ddp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    leaves = [False]
+
+    def hook(*_: object) -> None:
+        if reads and torch.distributed.get_rank() == 0:
+            wire.report()
+        if leaves[0]:
+            raise _Left
+
+    optimizer.register_step_pre_hook(hook)
+    with told() as lines:
+        wire = gradwire.attach(model, optimizer, "topk(ratio=0.05)", **replicas)
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            for part in range(passes):
+                backward(model, 10 * number + part)
+            leaves[0] = number == BAD
+            with suppress(_Left):
+                optimizer.step()
+    return ended(model, wire, lines)
+
+
+@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.rest)])
+def test_a_report_that_is_read_in_a_step_that_is_left_out_changes_nothing(two: Ranks, passes: int) -> None:
+    """It took the exchange for final: the rank that read it went on with another memory and another count."""
+    quiet, read = (two(reported_inside, reads=reads, passes=passes) for reads in (False, True))
+    assert [each.end for each in read] == [each.end for each in quiet], "bit for bit, and in the same step"
+    assert [each.dropped for each in read] == [each.dropped for each in quiet]
 
 
 RESTING = "local_every(interval=2)"

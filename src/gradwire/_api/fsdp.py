@@ -302,7 +302,7 @@ def _awaited(traffic: Traffic, control: Comm) -> Callable[[], bool] | None:
     process compiles them; `None` if there is nothing to wait for. A collective.
     """
     subjects = _subjects(traffic)
-    load = partial(prepare, traffic.asked.scattering.text, subjects, control.rank)
+    load = partial(_prepare, traffic, control)
     has_kernels = compiled_beside(subjects, control)
     if has_kernels is None:
         load()
@@ -559,7 +559,8 @@ class FSDPWire(Wire):
             print(wire.report())
         """
         traffic = self._traffic
-        traffic.up_to_date()
+        if not traffic.steps.is_in_step:  # which may still be left out
+            traffic.up_to_date()
         own, (*_, ring, inside, coding_s) = account_of(traffic), traffic.per_pass()
         nodes = traffic.nodes if traffic.routes.by_nodes is not None else None
         sent = own["gather_bytes_per_step"] + own["scatter_bytes_per_step"]

@@ -72,6 +72,8 @@ class _Lacking:
         self.__dict__.update(has, _why=why, _has=has)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # as `copy` and `pickle` ask
+            raise AttributeError(name)
         raise ValueError(self._why if isinstance(self._why, str) else self._why[name])
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -256,7 +258,7 @@ class OwnRanks(Ranks):
         self._backward.together("switch()", lambda: switch(self._reducer, recipe, check))
         self._backward.event_log.changed()
         if covered and not covers_momentum(self._reducer):
-            warn_of_momentum()
+            warn_of_momentum(stacklevel=4)
 
     @contextmanager
     def exact(self, inside: Traffic | None) -> Iterator[None]:
@@ -275,12 +277,12 @@ def covers_momentum(reducer: Reducer) -> bool:
     return any(flat_buffer.memory.covers_momentum for flat_buffer in reducer.layout.flat_buffers)
 
 
-def warn_of_momentum() -> None:
-    """Warn the caller of a method of `Wire` that calls a part, which calls this."""
+def warn_of_momentum(*, stacklevel: int) -> None:
+    """Warn the caller who is so many calls away, this one included."""
     warnings.warn(
         "momentum is no longer applied: set it in the optimizer if training goes on",
         GradwireWarning,
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 

@@ -368,7 +368,8 @@ def account_of(traffic: Traffic) -> dict[str, Any]:
 
 def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
     """`Wire.report`; `diagnosis` is the last one that was asked for."""
-    backward.up_to_date()
+    if not backward.steps.is_in_step:  # which may still be left out: nothing is final before
+        backward.up_to_date()
     reducer, history = backward.reducer, backward.history
     dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(reducer.comm.world) for s in reducer.specs)
     facts = None

@@ -84,10 +84,10 @@ class Wire:
     @property
     def settled(self) -> bool:
         """True if the recipe is decided and runs; `False` while an adaptive one still measures or tries
-        things out, or while kernels are compiled.
+        things out, or while kernels are compiled. FSDP2's traffic inside nodes is no part of it: nodes may
+        have their kernels at different times.
         """
-        inside = self.inside  # a store's wire has none
-        return self._steps.settled and (inside is None or not inside.awaits_kernels)
+        return self._steps.settled
 
     @property
     def watching(self) -> bool:
@@ -430,7 +430,7 @@ class Wire:
             self.inside.remove()
             self.inside = None
         if covered:
-            warn_of_momentum()
+            warn_of_momentum(stacklevel=3)
 
 
 def _layout_asked(reducer: Reducer) -> Layout:

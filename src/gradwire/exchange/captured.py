@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("gradwire")
 
+_CAPTURES = threading.Lock()
 EAGER = 2
 """Usual steps with the same addresses that run before one captures: they compile kernels and send tables."""
 MOST = 8
@@ -42,7 +44,7 @@ one that the next step writes."""
 
 
 class Captures:
-    """See `gradwire.step.plan.Captures`. All exchanges that repeat themselves are captured."""
+    """See `gradwire.step.plan.Captures`. Exchanges of units that repeat themselves are captured."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.is_usual = False
@@ -277,10 +279,11 @@ def _uncollected() -> Iterator[None]:
     """Within it no garbage is collected: it may have graphs and events, which a thread that captures must not
     free.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    with _CAPTURES:  # one thread at a time, or one would let another's garbage be collected
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()

@@ -196,6 +196,12 @@ class OptimizerLog:
         return self.state.in_a_row
 
     @property
+    def is_in_step(self) -> bool:
+        """True while an optimizer steps: what becomes of the last exchange is not known yet."""
+        self._look_for_raised()
+        return any(its.is_inside for its in self.state.followed.values())
+
+    @property
     def optimizers(self) -> Optimizers:
         """The followed optimizers that still exist."""
         return tuple(found for each in self._given if (found := each.reference()) is not None)

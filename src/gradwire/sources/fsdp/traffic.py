@@ -208,7 +208,8 @@ class Traffic:
         `make_held`.
 
         With `all_have_kernels`, a collective over all ranks, everything travels uncoded at first. Each
-        backward pass asks it. The first forward pass after it was true begins with what was wished.
+        backward pass asks it. Once it was true, the next forward pass that trains begins with what was
+        wished.
         """
         wished = self.wished
         if all_have_kernels is None:
@@ -228,9 +229,10 @@ class Traffic:
             if self._is_broken_off:
                 self._is_broken_off = False
                 begin_anew(model)
-            if self._awaited is not None and self._awaited.is_due:
-                self.begin_awaited()
             if torch.is_grad_enabled():  # a reference pass scatters nothing, whatever is frozen in it
+                # All ranks have passes that train. One computed again within a backward pass waits.
+                if self._awaited is not None and self._awaited.is_due and self._at_end() is None:
+                    self.begin_awaited()
                 for scatter in self.scatters:
                     scatter.refuse_others()
 
@@ -276,6 +278,7 @@ class Traffic:
 
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
+        self._awaited = None
         remove(self._hooks)
         parts = zip(self.modules, self.gathers, self.scatters, self._original, strict=True)
         for each, gather, scatter, ((own_gather, own_scatter), forced) in parts:
