@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+os.environ.setdefault("GRADWIRE_COMPILE_FIRST", "1")  # as in `benchmarks`: what is timed is compiled
+
 HERE = Path(__file__).resolve()
 OURS = HERE.parent.parent / "src"
 SLICE = 10

@@ -214,9 +214,9 @@ def magnitudes_at(setting: Setting, seed: int) -> dict[str, tuple[Tensor, Tensor
     return found
 
 
-def r_squared(one: Tensor, other: Tensor) -> float:
-    """Share of the variance that a straight line explains."""
-    return float(torch.corrcoef(torch.stack([one, other]).double())[0, 1] ** 2)
+def correlation(one: Tensor, other: Tensor) -> float:
+    """Pearson's. Its square is R², and that of ranks is Spearman's: ties are ranked by position."""
+    return float(torch.corrcoef(torch.stack([one, other]).double())[0, 1])
 
 
 def quantiles(options: argparse.Namespace) -> None:
@@ -229,8 +229,8 @@ def quantiles(options: argparse.Namespace) -> None:
     print(f"{options.workload}, 8 ranks of {SAMPLES} samples, step 100, {options.seeds} seeds\n")
     print("| magnitudes of | R² of the quantiles | Spearman |\n|---|---|---|")
     for name in pairs[0]:
-        sorts = [r_squared(*(each.sort().values for each in pair[name])) for pair in pairs]
-        ranked = [r_squared(*(each.argsort().argsort() for each in pair[name])) ** 0.5 for pair in pairs]
+        sorts = [correlation(*(each.sort().values for each in pair[name])) ** 2 for pair in pairs]
+        ranked = [correlation(*(each.argsort().argsort() for each in pair[name])) for pair in pairs]
         print(f"| {name} | {spread(sorts)} | {spread(ranked)} |", flush=True)
 
 
