@@ -1,14 +1,15 @@
 """How long training waits for its first step where no kernel is compiled: `python -m benchmarks.first_step`.
 
 Two ranks on this machine, over loopback, each recipe with an empty cache, and once more with what is in it
-then. For rank 0: seconds in `attach`, in the first step after it, and in the longest step; and the step from
-which the recipe runs, or `auto` measures. With `--compile-first`, `attach` compiles, as
-GRADWIRE_COMPILE_FIRST=1 asks.
+then. For rank 0: seconds in `attach`, in the first step after it, and in the longest step; the mean of the
+steps until the recipe runs, or `auto` measures, beside that of DDP's steps before `attach`; and the step in
+which that is. With `--compile-first`, `attach` compiles, as GRADWIRE_COMPILE_FIRST=1 asks.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ import gradwire
 
 RECIPES = ("int8", "int4", "topk(ratio=0.01)", "powersgd", "gcomp", "auto")
 WIDTH = 512
+PLAIN = 100
 MOST_S = 240.0
 
 
@@ -44,7 +46,9 @@ def trained(recipe: str) -> dict[str, float]:
         took_s.append(time.perf_counter() - start_s)
         time.sleep(0.02)  # in which a real model would compute, on another device
 
-    step()
+    for _ in range(PLAIN):
+        step()
+    plain_s = statistics.mean(took_s[PLAIN // 2 :])
     took_s.clear()
     dist.barrier()
     begun_s = time.perf_counter()
@@ -54,12 +58,18 @@ def trained(recipe: str) -> dict[str, float]:
     step()
     while reducer.awaits_kernels and time.perf_counter() - begun_s < MOST_S:
         step()
-    begins = reducer.step
+    begins, slowdown = reducer.step, statistics.mean(took_s) / plain_s
     for _ in range(5):
         step()
     wire.detach()
     dist.destroy_process_group()
-    return {"attach_s": attach_s, "first_s": took_s[0], "longest_s": max(took_s), "begins": begins}
+    return {
+        "attach_s": attach_s,
+        "first_s": took_s[0],
+        "longest_s": max(took_s),
+        "slowdown": slowdown,
+        "begins": begins,
+    }
 
 
 def told(recipe: str, folder: str, *, first: bool) -> dict[str, float]:
@@ -94,15 +104,17 @@ def main() -> None:
     if asked.rank_of:
         print(json.dumps(trained(asked.rank_of)))
         return
-    print(
-        "| recipe | cache | attach | first step | longest step | begins at step |\n|---|---|---|---|---|---|"
-    )
+    heads = "recipe", "cache", "attach", "first step", "longest step", "mean beside DDP's", "begins at step"
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for recipe in asked.recipes:
         with tempfile.TemporaryDirectory() as folder:
             for cache in ("empty", "warm"):
                 row = told(recipe, folder, first=asked.compile_first)
                 times = " | ".join(f"{row[name]:.2f} s" for name in ("attach_s", "first_s", "longest_s"))
-                print(f"| `{recipe}` | {cache} | {times} | {row['begins']:.0f} |", flush=True)
+                print(
+                    f"| `{recipe}` | {cache} | {times} | {row['slowdown']:.2f} | {row['begins']:.0f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

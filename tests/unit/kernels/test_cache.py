@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 
 from gradwire.kernels.cpu import cache
@@ -29,6 +30,11 @@ FOLDER = folder_name(Path(__file__).parent)
 def half(x: float) -> float:
     """A kernel."""
     return x / 2
+
+
+def first(x: Any) -> float:
+    """A kernel whose types are written in two ways."""
+    return float(x[0])
 
 
 def fresh(*where: Path, function: Callable[..., Any] = half, folder: str = FOLDER) -> Any:
@@ -57,6 +63,15 @@ def test_what_is_in_the_cache_is_known_without_loading_it(tmp_path: Path) -> Non
     assert other._cache.has("(float64,)", other.targetctx)
     assert not other._cache.has("(int64,)", other.targetctx)
     assert hits(other) == 0
+
+
+def test_types_name_one_file_whether_declared_or_called_with(tmp_path: Path) -> None:
+    """If another kernel called it first, a kernel was lacking for ever: declared types had another file."""
+    one, other = (fresh(tmp_path, function=first) for _ in range(2))
+    assert one(np.ones(2)) == 1.0
+    assert other._cache.has("(float64[::1],)", other.targetctx)
+    other.compile("(float64[::1],)")
+    assert hits(other) == 1
 
 
 def test_what_one_process_has_compiled_another_loads(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ import numpy as np
 from numba.core import config as _numbas_config
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
 
 _CONFIG: Any = _numbas_config  # filled from the environment, which no stub knows
 _LOG = logging.getLogger("gradwire")
@@ -139,7 +140,9 @@ class KernelCache:
         """Do nothing: no file is ever out of date."""
 
     def _file_name(self, sig: object, codegen: Any) -> str:
-        depends = repr((self._name, str(sig), codegen.magic_tuple()))
+        # Types come as text from `prepared`, and as a tuple from whatever calls the kernel.
+        types = normalize_signature(sig)[0]
+        depends = repr((self._name, str(types), codegen.magic_tuple()))
         short = ".".join(self._name.split(".")[-2:]).replace("<", "").replace(">", "")
         return f"{short}-{hashlib.blake2b(depends.encode(), digest_size=12).hexdigest()}"
 
