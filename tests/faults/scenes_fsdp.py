@@ -21,7 +21,7 @@ from gradwire.comm import Pending
 from gradwire.comm.base import Finishing
 from gradwire.sources.fsdp import held
 from gradwire.sources.fsdp.routes import ByNodes, Straight
-from tests.process.scenes_fsdp import Layered, alike, loss_of, reshard, sharded, train, whole
+from tests.process.fsdp_models import Layered, alike, loss_of, reshard, sharded, train, whole
 
 VICTIM = 1
 

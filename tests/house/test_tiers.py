@@ -29,8 +29,8 @@ SHARDED = (
     "process.test_sharded:test_recipes_learn_and_replicas_stay_identical",
 )
 IN_FEW_BITS = (
-    "process.test_fsdp:test_all_ranks_compute_with_the_same_rounded_weights_and_masters_stay_exact",
-    "process.test_fsdp:test_all_that_is_given_arrives_or_is_unsent",
+    "process.test_fsdp_gathers:test_all_ranks_compute_with_the_same_rounded_weights_and_masters_stay_exact",
+    "process.test_fsdp_scatters:test_all_that_is_given_arrives_or_is_unsent",
 )
 ADVISED = (
     "process.test_advise:test_a_run_is_bit_for_bit_the_one_that_is_not_watched",
@@ -62,11 +62,11 @@ APART = (
 )
 NOT_FINITE = ("faults.test_members:test_a_member_whose_parameters_stay_not_finite_ends_alone",)
 SCATTERED = (
-    "process.test_fsdp:test_a_scatter_is_off_by_its_rounding",
+    "process.test_fsdp_scatters:test_a_scatter_is_off_by_its_rounding",
     "unit.sources.test_fsdp_coding:test_bytes_per_element_are_those_that_the_page_says",
 )
 GATHERED_IN_16_BITS = (
-    "process.test_fsdp:test_a_gather_in_bf16_rounds_to_the_nearest_and_leaves_16_bits_as_they_are",
+    "process.test_fsdp_gathers:test_a_gather_in_bf16_rounds_to_the_nearest_and_leaves_16_bits_as_they_are",
 )
 LIKE_STOCK = ("process.test_fsdp:test_it_trains_like_stock_fsdp2",)
 TOLD = ("process.test_steps:test_a_fixed_recipe_tells_all_that_it_knows",)
@@ -242,11 +242,11 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "unit.sources.test_held:test_numbers_come_as_they_are_once_then_changes_or_nothing",
         ),
         "gathers over another group than the mesh's, with `reshard_after_forward=k`": (
-            "process.test_fsdp:test_a_gather_over_another_group_goes_as_it_is_and_the_report_says_so",
+            "process.test_fsdp_gathers:test_a_gather_over_another_group_goes_as_it_is_and_the_report_says_so",
         ),
         'gathers of 16-bit values with `gather="bf16"`': GATHERED_IN_16_BITS,
         "scatters of a module of which some parameters have no gradient": (
-            "process.test_fsdp:test_what_is_unsent_waits_where_a_parameter_has_no_gradient",
+            "process.test_fsdp_scatters:test_what_is_unsent_waits_where_a_parameter_has_no_gradient",
         ),
     },
     ("docs/fsdp2.md", "What users of ZeRO++ met"): {
@@ -256,7 +256,7 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "process.test_fsdp:test_evaluations_between_steps_change_nothing",
         ),
         "4851, 5059: secondary shards (hpZ) go stale": (
-            "process.test_fsdp:test_a_gather_sends_masters_as_they_are_now",
+            "process.test_fsdp_gathers:test_a_gather_sends_masters_as_they_are_now",
         ),
         "6926: the loss is stuck, and the gradient's norm is 0": (
             "process.test_fsdp:test_norms_of_gradients_are_those_of_stock_fsdp2",

@@ -14,3 +14,9 @@ forkserver.ensure_running()
 def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Two ranks for the scenes of a file."""
     return Ranks(2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Four."""
+    return Ranks(4, tmp_path_factory.mktemp("four"))

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 
 import gradwire
 from gradwire_lab.workloads.catalogue import workload
-from tests.process.scenes_fsdp import (
-    LOOPS,
+from tests.process import fsdp_models
+from tests.process.fsdp_models import (
     WIDTH,
     Layered,
     Tied,
@@ -477,7 +477,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "Muon": {"loop": plain, "optimizer": muon},
     "float16": {"loop": plain, "dtype": torch.float16},
     **{
-        name: {"loop": LOOPS[name]}
+        name: {"loop": getattr(fsdp_models, name)}
         for name in ("clipped", "accumulated", "sent_twice", "branching", "prefetched")
     },
     "frozen": {"loop": plain, "frozen": ("first", "blocks.0")},

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process.scenes_fsdp import sharded
+from tests.process.fsdp_models import sharded
 from tests.support.models import batch, optimizer_of, perceptron, same
 
 Kind = Callable[[], tuple[nn.Module, torch.optim.Optimizer, Any]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import gradwire
+from tests.process.fsdp_models import bits, loss_of, sharded, whole
 from tests.process.scenes_background import NEVER, lacks_kernels
-from tests.process.scenes_fsdp import loss_of, sharded, whole
 from tests.support.models import optimizer_of
 from tests.support.tiers import rest
 from tests.support.world import Ranks
@@ -42,10 +41,6 @@ class Run:
     seen: list[Seen]
     digest: str
     by_hand: str
-
-
-def _digest(model: nn.Module) -> str:
-    return hashlib.blake2b(whole(model).numpy().tobytes()).hexdigest()
 
 
 def _seen(wire: gradwire.Wire) -> Seen:
@@ -83,7 +78,7 @@ def changes_over(gather: str) -> Run:
     by_hand = gradwire.attach(other, other_optimizer, "dense")
     switches = {5: lambda: by_hand.switch("int4", gather)}
     _two_passes_a_step(other, other_optimizer, range(10), switches)
-    return Run(seen, _digest(model), _digest(other))
+    return Run(seen, bits(whole(model)), bits(whole(other)))
 
 
 @pytest.mark.parametrize("gather", rest(["int8", "exact"], but=["int8"]))
@@ -111,7 +106,7 @@ def resumes() -> tuple[list[str], str, str]:
     wire.switch("int4")
     for each, steps in ((model, optimizer), (again, optimizer_again)):
         _two_passes_a_step(each, steps, range(4, 8), {})
-    return [each.report().recipe for each in (wire, wire_again)], _digest(model), _digest(again)
+    return [each.report().recipe for each in (wire, wire_again)], bits(whole(model)), bits(whole(again))
 
 
 @pytest.mark.rest

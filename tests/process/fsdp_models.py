@@ -1,0 +1,263 @@
+"""Models under FSDP2's own traffic, and loops that train them, for scenes of it and for faults."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from gradwire.errors import RanksDisagree
+from tests.support.models import SHAPE, batch
+
+WIDTH = 65
+"""Rows do not come out even on two ranks, nor on four."""
+
+NODES = {
+    "in a row": [[0, 1], [2, 3]],
+    "apart": [[0, 2], [1, 3]],
+    "crossed": [[0, 3], [1, 2]],
+}
+"""Two nodes of two, by how ranks are numbered."""
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+
+
+class Layered(nn.Module):
+    """Two blocks of their own, and a root that holds the rest."""
+
+    def __init__(self, again: bool | None = None, blocks: int = 2) -> None:
+        super().__init__()
+        self.first = nn.Linear(SHAPE[0], WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(blocks)
+        )
+        self.last = nn.Linear(WIDTH, SHAPE[-1])
+        self.side = nn.Linear(WIDTH, WIDTH)
+        self.uses_side = True
+        self._again = again
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        for block in self.blocks:
+            if self._again is None:
+                hidden = hidden + torch.tanh(block(hidden))
+            else:
+                hidden = hidden + torch.tanh(checkpoint(block, hidden, use_reentrant=self._again))
+        if self.uses_side:
+            hidden = hidden + self.side(hidden)
+        out: Tensor = self.last(hidden)
+        return out
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the last layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(11, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 11, bias=False)
+        self.head.weight = self.letters.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.letters((inputs.abs() * 3).long().clamp(max=10)).mean(1)
+        for block in self.blocks:
+            hidden = hidden + torch.tanh(block(hidden))
+        return self.head(hidden)[:, : SHAPE[-1]]
+
+
+def mesh() -> DeviceMesh:
+    """All ranks."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def sharded(
+    make: Callable[[], nn.Module] = Layered,
+    seed: int = 0,
+    over: DeviceMesh | None = None,
+    compiled: bool = False,
+    frozen: Sequence[str] = (),
+    groups: bool = False,
+    **how: Any,
+) -> Any:
+    """What `make` makes, under `fully_shard`: the same parameters on all ranks, before they are sharded.
+
+    With `groups`, two modules of the root are a list to `fully_shard`, and scatters have a process group of
+    their own.
+    """
+    torch.manual_seed(seed)
+    model: Any = make()
+    over = mesh() if over is None else over
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
+    for block in model.blocks:
+        if compiled:
+            block.compile(backend="aot_eager")
+        fully_shard(block, mesh=over, **how)
+    if groups:
+        fully_shard([model.side, model.last], mesh=over, **how)
+    fully_shard(model, mesh=over, **how)
+    if groups:
+        model.set_separate_reduce_scatter_group()
+    return model
+
+
+def adam(model: nn.Module, **how: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, **how)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    return nn.functional.mse_loss(model(inputs).float(), targets)
+
+
+def reshard(model: nn.Module) -> None:
+    """After a forward pass without gradients the root stays gathered."""
+    for each in model.modules():
+        if isinstance(each, FSDPModule):
+            each.reshard()
+
+
+def whole(model: nn.Module) -> Tensor:
+    """The masters of all ranks, in a row."""
+    reshard(model)
+    return torch.cat([whole_of(each).reshape(-1) for each in model.parameters()])
+
+
+def whole_of(tensor: Any) -> Tensor:
+    """In float64."""
+    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found.detach().double()
+
+
+def bits(values: Tensor) -> str:
+    """A fingerprint of all of them."""
+    return hashlib.blake2b(values.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def alike(values: Tensor) -> bool:
+    """Whether all ranks have the same bits."""
+    others = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, values)
+    return all(torch.equal(values, other) for other in others)
+
+
+def all_of(state: Any) -> list[Any]:
+    """Those of all ranks."""
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    return states
+
+
+def kinds(wire: gradwire.Wire, what: str) -> list[str]:
+    """What modules have sent, as their report says."""
+    return sorted({kind for each in wire.report().as_dict()["modules"] for kind in each[what]})
+
+
+def refusal(attempt: Callable[[], Any], *others: type[Exception]) -> str:
+    """What it raises, if it is refused."""
+    try:
+        attempt()
+    except (ValueError, RanksDisagree, *others) as error:
+        return str(error)
+    return ""
+
+
+# -- loops
+
+
+Loop = Callable[[Any, torch.optim.Optimizer], list[float]]
+"""Trains a model, and returns its losses."""
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, clip: float | None = None
+) -> list[float]:
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    return train(model, optimizer, range(6))
+
+
+def clipped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    return train(model, optimizer, range(6), clip=0.1)
+
+
+def accumulated(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Two micro-batches a step, the first of which sends no gradient."""
+    losses = []
+    for step in range(4):
+        optimizer.zero_grad()
+        model.set_requires_gradient_sync(False)
+        loss_of(model, 2 * step).backward()
+        model.set_requires_gradient_sync(True)
+        loss = loss_of(model, 2 * step + 1)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def sent_twice(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Two micro-batches a step, both of which are scattered."""
+    losses = []
+    for step in range(4):
+        optimizer.zero_grad()
+        for part in range(2):
+            loss = loss_of(model, 2 * step + part)
+            loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def branching(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    """A part of the root gets no gradient in every other step."""
+    losses = []
+    for step in range(6):
+        model.uses_side = step % 2 == 0
+        losses += train(model, optimizer, range(step, step + 1))
+    return losses
+
+
+def prefetched(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Every module gathers the next one before it is needed."""
+    modules = [each for each in model.modules() if isinstance(each, FSDPModule)]
+    for one, other in pairwise(modules):
+        one.set_modules_to_forward_prefetch([other])
+    return train(model, optimizer, range(6))
+
+
+def evaluated(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Evaluations between backward and step, and after it, also within `exact()` of the model's wire."""
+    losses, wire = [], getattr(model, "wire", None)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with torch.no_grad():
+            losses.append(float(loss_of(model, 50 + step)))
+        optimizer.step()
+        with wire.exact() if wire else nullcontext(), torch.no_grad():
+            losses.append(float(loss_of(model, 60 + step)))
+    return losses
