@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradwire.codec.select.topk import TopK
 from gradwire.codec.sparse import Sparse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
-from gradwire.exchange.captured import EAGER, MOST, Captures, _Kept, _Recorder, _Tape
+from gradwire.exchange.captured import EAGER, MOST, TRIES, Captures, _Kept, _Recorder, _Tape
 from gradwire.exchange.payloads import Gather
 from gradwire.kernels.topk import topk_indices
 from gradwire.kernels.uploads import TooEarly, holding, kept_by_stream
@@ -349,6 +349,42 @@ def test_what_a_graph_could_not_know_is_not_captured(
     assert same(there, here)
     assert not any(sum(each.replays) for each in there)
     assert all(each.graphs for each in there), "it was tried"
+
+
+def test_a_unit_for_which_it_is_always_too_early_stays_eager_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was captured again and again, for ever, and nobody heard of it."""
+
+    def select(self: TopK, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        return ctx.kernels[topk_indices](x.roll(made_in_each_step(x, ctx)), self.count(x.numel(), ctx))
+
+    tried = list[int]()
+
+    def long(run: Run) -> None:
+        for tries in (TRIES - 2, 4, 4):
+            run.steps(tries * (EAGER + 1))
+            tried.append(len(run.device.recorded))
+
+    monkeypatch.setattr(TopK, "select", select)
+    caplog.set_level(logging.WARNING, "gradwire")
+    run_ranks(1, lambda comm: trained(long, comm, captured=True))
+    assert 0 < tried[0] < tried[1] == tried[2]
+    assert len(caplog.messages) == len(set(caplog.messages)) > 1, "one for each unit"
+    assert all("launched one by one: in 16 tries something" in each for each in caplog.messages)
+
+
+def test_the_memory_of_graphs_has_the_means_that_they_write_to() -> None:
+    def measured(run: Run) -> None:
+        run.steps(8)
+        pools = sum(each.nbytes for each in run.device.recorded)
+        units = run.rig.reducer.layout.flat_buffers[0].units
+        copied = [
+            each.numel for each in units if len(each.parts) > 1
+        ]  # others lie in one stretch of a bucket
+        assert run.rig.reducer.graph_bytes == pools + 4 * sum(copied) > pools
+
+    run_ranks(1, lambda comm: trained(measured, comm, captured=True))
 
 
 def test_a_table_that_is_not_there_yet_is_not_made_while_a_graph_is_captured() -> None:

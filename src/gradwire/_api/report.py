@@ -82,8 +82,9 @@ class Report:
       since this process started; `rounds_lost` were given up, or their Δ was dropped in healing.
     - `choices`: the recipes among which `auto` chose, the fastest first.
     - `modules`: what each module of FSDP2 has gathered and scattered as what, where gradwire carries FSDP2's
-      own traffic. `gather` is the bits of its gathers. `gather_bytes_per_step` and `scatter_bytes_per_step`
-      are what this rank sends in them per backward pass, evaluations in between included.
+      own traffic. `gather` is the bits of its gathers, and says so if they are not sent yet.
+      `gather_bytes_per_step` and `scatter_bytes_per_step` are what this rank sends in gathers and scatters
+      per backward pass, evaluations in between included.
     """
 
     recipe: str
@@ -358,8 +359,9 @@ def account_of(traffic: Traffic) -> dict[str, Any]:
         ModuleTraffic(each.label, sum(each.elements) * traffic.group.size(), dict(gathers), dict(scatters))
         for each, gathers, scatters in traffic.calls()
     )
+    gather, waits = traffic.asked.gather, " (uncoded until its kernels are compiled)"
     return {
-        "gather": traffic.wished.gather,
+        "gather": f"{gather}{waits}" if gather and traffic.awaits_kernels else gather,
         "gather_bytes_per_step": gathered,
         "scatter_bytes_per_step": scattered,
         "modules": modules,

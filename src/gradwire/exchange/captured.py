@@ -41,6 +41,8 @@ EAGER = 2
 MOST = 8
 """Tapes of a unit that are kept. Usually there are two: a memory that is committed changes places with the
 one that the next step writes."""
+TRIES = 16
+"""Captures of a unit in a row that may be too early, as before its first factors are there."""
 
 
 class Captures:
@@ -208,7 +210,8 @@ class CapturedExchange:
     captures: Captures
     label: str
     _known: dict[Hashable, _Uses] = field(default_factory=dict, init=False)
-    _failure: RuntimeError | None = field(default=None, init=False)
+    _left: int = field(default=TRIES, init=False)
+    """Tries that are left; with none this unit stays eager."""
     _turn: Callable[[ExchangeContext], Hashable] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -226,7 +229,7 @@ class CapturedExchange:
         return self.exchange.rounds(numel, dtype, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
-        if self.captures.is_usual and self._failure is None:
+        if self.captures.is_usual and self._left:
             key = x.data_ptr(), mean.data_ptr(), None if self._turn is None else self._turn(ctx)
             uses = self._known.get(key)
             if uses is None:
@@ -257,20 +260,20 @@ class CapturedExchange:
                 decode = self.exchange.start(x, mean, recorder, apart)
                 decode()
                 last = recorder.stop()
-        except TooEarly:
+        except (TooEarly, RuntimeError) as error:
             recorder.give_up()
-            return None
-        except RuntimeError as error:
-            recorder.give_up()
-            self._failure = error
-            self._known.clear()
-            _LOG.warning(
-                "kernels of %s cannot be captured, and are launched one by one: %s", self.label, error
-            )
+            self._left = self._left - 1 if isinstance(error, TooEarly) else 0
+            if not self._left:
+                self._known.clear()
+                why = str(error) or f"in {TRIES} tries something that they read was not there yet"
+                _LOG.warning(
+                    "kernels of %s cannot be captured, and are launched one by one: %s", self.label, why
+                )
             return None
         except BaseException:
             recorder.give_up()  # or all that follows in this stream would be recorded
             raise
+        self._left = TRIES
         return _Tape(tuple(recorder.sent), last, tuple(told), kept.recalled, kept.left, (decode, tables))
 
 

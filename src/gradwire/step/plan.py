@@ -102,6 +102,11 @@ class ExchangePlan:
             self._mean = torch.empty_like(x)
         return self._mean
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the `room` that is the same in all steps."""
+        return 0 if self._mean is None else self._mean.nbytes
+
     def _asked(self, ctx: ExchangeContext) -> Collectives:
         now = self.exchange.now(ctx) if isinstance(self.exchange, Scheme) else self.exchange
         rounds = () if now is None else now.rounds(self.numel, self.dtype, ctx)

@@ -551,8 +551,9 @@ class Reducer(InstalledRecipe):
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes of the device's memory that captured graphs keep."""
-        return 0 if self._captures is None else self._captures.memory_bytes()
+        """Bytes of the device's memory that captured graphs keep, with the means that they write to."""
+        rooms = sum(plan.room_bytes for plans in self._plans for plan in plans)
+        return 0 if self._captures is None else self._captures.memory_bytes() + rooms
 
     def _plans_of(self, flat_buffer: FlatBuffer, common: ExchangeContext) -> list[ExchangePlan]:
         """The plans of a flat buffer's units. `common` is the context that all exchanges have in common."""

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,7 @@ from gradwire.members.bucket.objects import (
 )
 from gradwire.members.bucket.records import SPEC, Beat, Offer, Seal, check_name, seal_key
 from gradwire.members.bucket.rounds import (
+    NO_MORE,
     Rules,
     Seat,
     announce_snapshot,
@@ -414,6 +416,24 @@ def test_one_that_offers_nothing_is_not_waited_for() -> None:
     before_s = store.time_s
     take_round(seat, a)
     assert store.time_s - before_s < RULES.patience_s
+
+
+def test_one_that_could_not_follow_is_not_waited_for_before_it_offers() -> None:
+    store, a, b = Memory(), learner("a", "one"), learner("b", "two")
+    seat, other = entered(store, "a", a), entered(store, "b", b)
+    other.passes, other.trains_alone, get = NO_MORE, True, store.get
+    store.get = Mock(side_effect=StoreError("no answer"))  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        send(other, b)
+    store.get = get  # type: ignore[method-assign]
+    other.beat()
+    before_s = store.time_s
+    take_round(seat, a)
+    assert store.time_s - before_s < RULES.patience_s
+    assert send(other, b)
+    other.beat()
+    a.held.add("three")
+    assert take_round(seat, a).names == ("a", "b")
 
 
 def test_a_wait_without_enough_members_ends_with_what_is_missing() -> None:

@@ -17,6 +17,7 @@ import gradwire
 from gradwire.errors import WireError
 from gradwire.members.bucket.coder import Coder
 from gradwire.members.bucket.objects import Bucket, StoreError
+from gradwire.members.site import Site
 from gradwire.sources.delta import Delta
 from tests.unit.members.test_bucket_entry import beating, enter, held, take
 
@@ -141,30 +142,32 @@ def test_without_the_store_one_that_may_be_alone_trains_on(
     wire.detach()
 
 
+@pytest.mark.parametrize("where", [(Delta, "pack"), (Site, "numbers")], ids=["in its round", "before it"])
 def test_a_site_whose_error_is_caught_is_not_waited_for_until_it_offers_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: tuple[type, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def site(name: str) -> Any:
         of = held()
         members = gradwire.members.store(
             str(tmp_path), name, at_least=1, beat_s=0.1, patience_s=1e5, wait_s=100.0
         )
-        return gradwire.outer(*of, "topk(ratio=0.2)", every=2, members=members), of
+        often: dict[str, Any] = {"every": 1, "every_seconds": 1e-6}
+        return gradwire.outer(*of, "topk(ratio=0.2)", members=members, **often), of
 
     (a, of_a), (b, of_b) = site("site-a"), site("site-b")
     with monkeypatch.context() as patched:
-        patched.setattr(Delta, "pack", Mock(side_effect=MemoryError))
+        patched.setattr(*where, Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
-            take(*of_a, 2)
-    take(*of_b, 2)
+            take(*of_a, 1)
+    take(*of_b, 1)
     assert (b.rounds, b.members) == (1, ("site-b",))
-    again = threading.Thread(target=take, args=(*of_a, 2), daemon=True)
+    again = threading.Thread(target=take, args=(*of_a, 1), daemon=True)
     again.start()
     until_s = time.monotonic() + 60.0
     while not (tmp_path / "offers" / "00000001" / "site-a-000000").exists():
         assert time.monotonic() < until_s
         time.sleep(0.02)
-    take(*of_b, 2)
+    take(*of_b, 1)
     again.join(60.0)
     assert a.members == b.members == ("site-a", "site-b")
     a.detach()

@@ -6,9 +6,10 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -287,18 +288,20 @@ class StoredMembership:
 
     def take_round(self) -> None:
         """Take part in a round that is due. Raises the errors that `optimizer.step()` is to raise."""
-        self._pace()
         try:
-            self._run(self._take_round)
+            with self._waited_for():
+                self._pace()
+                self._ranks.run(self._take_round)
         finally:
             self._ended_s = now_s()
 
-    def _run(self, rounds: Callable[[], object]) -> None:
-        """`AllRanks.run`. A site that has failed lives, but the others do not wait for it until it offers
-        again: its program may have caught the error, and do something else.
+    @contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        """A site that fails within it lives, but the others do not wait for it until it offers again: its
+        program may have caught the error, and do something else.
         """
         try:
-            self._ranks.run(rounds)
+            yield
         except BaseException:
             if self._seat is not None:
                 self._seat.passes = NO_MORE
@@ -345,14 +348,16 @@ class StoredMembership:
         waits_no_longer = self._place.is_under_way and self._source.rounds.round.lands_at is None
         if self._alone_s is None or not waits_no_longer:
             return False
-        return bool(self.site.numbers(self._settling is not None and self._settling.done())[0])
+        with self._waited_for():
+            return bool(self.site.numbers(self._settling is not None and self._settling.done())[0])
 
     def end_round(self) -> None:
         """Wait for the seal of this replica's offer, and land it, unless local steps shall go on without it.
 
         Raises `TransportError` after `Rules.wait_s`.
         """
-        self._run(self._land)
+        with self._waited_for():
+            self._ranks.run(self._land)
 
     def _land(self) -> None:
         assert self._settling is not None, "sent before"

@@ -495,8 +495,8 @@ def send(seat: Seat, replica: Replica) -> bool:
 
     An offer never changes: if one of this process stands already, that one is waited for.
     """
-    seat.passes = -1
     patiently(seat, lambda: catch_up(seat, replica))
+    seat.passes = -1  # not before: others would wait for one that cannot follow
     if seat.offered and seat.is_there:
         return True
     if not seat.offered and not _offers(seat, replica):

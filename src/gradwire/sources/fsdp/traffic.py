@@ -162,8 +162,8 @@ class Traffic:
         """
         if wished.gather != "exact":
             return [None] * len(self.modules)
-        parts = zip(self.modules, self.gathers, strict=True)
-        return [gather.held or self._held(number, each) for number, (each, gather) in enumerate(parts)]
+        parts = zip(self.modules, self._kept[1], strict=True)
+        return [held or self._held(number, each) for number, (each, held) in enumerate(parts)]
 
     def _held(self, number: int, of: ShardedModule) -> Held:
         where = of.group.device
@@ -179,11 +179,20 @@ class Traffic:
 
         May run out of memory; changes nothing.
         """
-        room = []
-        for each, scatter in zip(self.modules, self.scatters, strict=True):
-            is_needed = scattering.feedback or any(name in saved for name in each.names)
-            room.append(self._unsent(each) if is_needed and scatter.unsent is None else scatter.unsent)
+        room: list[Unsent | None] = []
+        for each, unsent in zip(self.modules, self._kept[0], strict=True):
+            if scattering.feedback or any(name in saved for name in each.names):
+                room.append(unsent or self._unsent(each))
+            else:
+                room.append(None if self.awaits_kernels else unsent)  # nothing is in it yet
         return room
+
+    @property
+    def _kept(self) -> tuple[Sequence[Unsent | None], Sequence[Held | None]]:
+        """Memory and held parameters of each module, also while kernels are awaited."""
+        if (awaited := self._awaited) is not None:
+            return awaited.memory, awaited.held
+        return [each.unsent for each in self.scatters], [each.held for each in self.gathers]
 
     def _unsent(self, of: ShardedModule) -> Unsent | None:
         trained = of.trained()
@@ -418,9 +427,7 @@ class Traffic:
     @property
     def unsent_bytes(self) -> int:
         """Bytes of memory for the unsent gradient, also while kernels are awaited."""
-        awaited = self._awaited
-        rooms = [each.unsent for each in self.scatters] if awaited is None else awaited.memory
-        return sum(each.nbytes for each in rooms if each is not None)
+        return sum(each.nbytes for each in self._kept[0] if each is not None)
 
     def add_unsent_to_gradients(self, loss_scale: float) -> None:
         """Add the mean unsent gradient to `p.grad`, and set it to zero. A float32 reduce-scatter per
