@@ -10,7 +10,7 @@ of the slowest rank; these over plain DDP's, and over `dense`'s of the same tree
 median step of the last half; and what ran, and the step after which it had been decided. The first call
 on a machine compiles kernels, which no step counts.
 
-    python benchmarks/fast_link.py [--src OTHER/src] [--workloads chargpt convnet] [--seeds 0 1 2]
+    python -m benchmarks.fast_link [--src OTHER/src] [--workloads chargpt convnet] [--seeds 0 1 2]
         [--steps 100] [--json PATH]
 """
 
@@ -26,8 +26,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-
-os.environ.setdefault("GRADWIRE_COMPILE_FIRST", "1")  # as in `benchmarks`: what is timed is compiled
 
 HERE = Path(__file__).resolve()
 OURS = HERE.parent.parent / "src"

@@ -8,7 +8,7 @@ tenth of the steps), seed by seed, beside twice its standard error; a gap below 
 Each finished training is a line of `--runs`, and is not repeated when the command is given again: a run that
 was interrupted goes on. On two cores it takes hours.
 
-    python benchmarks/hsdp_loss.py [--seeds 3] [--steps 250] [--runs FILE] [--report PATH] [--json PATH]
+    python -m benchmarks.hsdp_loss [--seeds 3] [--steps 250] [--runs FILE] [--report PATH] [--json PATH]
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Ranks of a benchmark on an emulated network: the program itself once more, with `--out`."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,8 +14,6 @@ import torch.distributed as dist
 
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import mixed
-
-os.environ.setdefault("GRADWIRE_COMPILE_FIRST", "1")  # as in `benchmarks`: what is timed is compiled
 
 
 def told_by_ranks(workers: int, rate: str, delay: str = "0", nodes: int | None = None) -> Any:

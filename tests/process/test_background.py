@@ -173,6 +173,25 @@ def test_ranks_of_a_machine_are_out_of_patience_together(
     assert compiling.has_ended()
 
 
+def test_a_process_that_compiles_for_another_run_first_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for one that had been stopped, and a step compiled, for which all ranks waited."""
+    monkeypatch.setattr(compiler, "lacking", frozenset)
+    passed_s = [0.0]
+    with (tmp_path / "compiling").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(tmp_path, (1.0, 1.0))
+        compiling = background.BackgroundCompilation({"topk"}, tmp_path, lambda: passed_s[0])
+        passed_s[0] = 0.9 * background.PATIENCE_S
+        (tmp_path / "a kernel of another run").touch()
+        assert not compiling.has_ended()
+        passed_s[0] = 1.8 * background.PATIENCE_S
+        assert not compiling.has_ended()
+        passed_s[0] = 1.9 * background.PATIENCE_S
+        assert compiling.has_ended()
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on three ranks."""

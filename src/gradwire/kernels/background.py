@@ -26,8 +26,8 @@ _NICE = 5
 would get a hundredth, and training would wait for hours."""
 
 PATIENCE_S = 300.0
-"""Time in which the kernels of one more subject have to come. Without it, a process that was stopped would
-hold the lock, and all others, without a limit."""
+"""Time in which one more kernel has to come, of whatever subject: the process that holds the lock may compile
+those of another run first. Without it, a process that was stopped would hold all others without a limit."""
 
 _LOOK_S = 1.0
 """Time between two looks of the process whether the one that started it is alive."""
@@ -41,12 +41,12 @@ class BackgroundCompilation:
 
     def __init__(self, subjects: Collection[str], folder: Path, now_s: Callable[[], float]) -> None:
         """Start the process, if no other one compiles. `now_s` reads a clock, in seconds."""
-        self._lacking, self._lock, self._now_s = frozenset(subjects), folder / "compiling", now_s
+        self._lacking, self._folder, self._now_s = frozenset(subjects), folder, now_s
         self._has_ended = False
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._since_s = self._now_s()
-        """Time of the last look that found fewer kernels lacking. A start does not count: ranks would wait
-        one after the other."""
+        self._changed, self._since_s = -1, 0.0
+        """The folder's time at the last look that found more in it, and the time of that look. A start does
+        not count: ranks would wait one after the other."""
         weakref.finalize(self, _stop, self._processes, os.getpid())
         self.has_ended()
 
@@ -67,9 +67,9 @@ class BackgroundCompilation:
     def _look(self) -> bool:
         # Before the look at the cache, to which the process adds kernels until it ends.
         code = self._processes[0].poll() if self._processes else None
-        known, self._lacking = self._lacking, compiler.lacking(self._lacking)
-        if known != self._lacking:
-            self._since_s = self._now_s()
+        self._lacking = compiler.lacking(self._lacking)
+        if (changed := self._folder.stat().st_mtime_ns) != self._changed:
+            self._changed, self._since_s = changed, self._now_s()
         if self._lacking:
             if code is None and self._now_s() - self._since_s < PATIENCE_S:
                 if not self._processes:
@@ -97,7 +97,7 @@ class BackgroundCompilation:
 
         Raises `OSError` where that is not possible.
         """
-        lock = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(self._folder / "compiling", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The same modules as here, wherever these were found: not those of the working directory first.

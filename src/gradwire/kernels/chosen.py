@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
+from gradwire.kernels.flagged import require_mark
 from gradwire.kernels.payload import (
     BLOCK,
     DECODING,
@@ -57,6 +58,7 @@ def _has_count(indices: Tensor, planes: Planes) -> None:
 
 
 def _has_words(packed: Tensor, planes: Planes, mark: Tensor | None = None) -> None:
+    require_mark(mark)
     if packed.numel() != planes.words:
         raise ValueError(f"{packed.numel()} words do not fit a layout of {planes.words}")
 
@@ -110,6 +112,7 @@ def _can_average(
     payloads: Tensor, shape: Shape, out: Tensor, weight: float, mark: Tensor | None = None
 ) -> None:
     _has_elements(out, shape)
+    require_mark(mark)
     if payloads.dim() != 2 or payloads.shape[1] != shape.bytes or payloads.dtype != torch.uint8:
         raise ValueError(f"payloads {tuple(payloads.shape)}, {payloads.dtype}, of {shape.bytes} bytes each")
 

@@ -25,12 +25,13 @@ def _has_flags(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
         )
 
 
-def _is_mark(_values: Tensor, mark: Tensor) -> None:
-    if mark.shape != (1,) or mark.dtype != torch.int32:
+def require_mark(mark: Tensor | None) -> None:
+    """Raise `ValueError` unless `mark` is one int32, or `None`."""
+    if mark is not None and (mark.shape != (1,) or mark.dtype != torch.int32):
         raise ValueError(f"a mark is one int32, but this is {tuple(mark.shape)} {mark.dtype}")
 
 
-@contract(_is_mark)
+@contract(lambda _values, mark: require_mark(mark))
 def mark_not_finite(values: Tensor, mark: Tensor) -> None:
     """Set `mark` (1,) int32 to 1 if one of `values` (n,) is NaN or infinite. It stays as it is otherwise.
 

@@ -6,16 +6,18 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
-from gradwire.kernels.flagged import mark_not_finite
+from gradwire.kernels.flagged import mark_not_finite, require_mark
 
 
 def _can_join(regions: list[Tensor], flat: Tensor, weight: float, mark: Tensor | None = None) -> None:
+    require_mark(mark)
     numel = sum(each.numel() for each in regions) + (mark is not None)
     if flat.shape != (numel,) or flat.dtype != torch.float32:
         raise ValueError(f"{numel} float32 are due, but this is {tuple(flat.shape)} {flat.dtype}")
 
 
 def _can_split(flat: Tensor, regions: list[Tensor], mark: Tensor | None = None) -> None:
+    require_mark(mark)
     numel = sum(each.numel() for each in regions)
     if flat.dim() != 1 or flat.numel() < numel or flat.dtype != torch.float32:
         raise ValueError(f"{numel} float32 are due, but this is {tuple(flat.shape)} {flat.dtype}")

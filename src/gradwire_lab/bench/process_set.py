@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import IO, Any, Protocol
 
-from gradwire.environment import COMPILES_FIRST
 from gradwire_lab.bench.statistics import StepSample
 from gradwire_lab.emulate import free_port, prepare_ranks
 
@@ -251,8 +250,6 @@ def prepare_workers() -> None:
     """Begin to import what workers need, once for all of them; does not wait for it."""
     # Libraries read it when they are loaded, before a worker has an environment of its own.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Or the steps that are timed would be dense on an empty cache.
-    os.environ.setdefault(COMPILES_FIRST, "1")
     prepare_ranks("gradwire_lab.bench.preload")
     # The launcher is about to import torch, which imports numpy from C++ and takes Ctrl-C for its absence.
     import_module("numpy")

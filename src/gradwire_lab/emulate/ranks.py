@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 
-from gradwire.environment import RANKS_HERE
+from gradwire.environment import COMPILES_FIRST, RANKS_HERE
 from gradwire_lab.emulate.link import WIRE_VARIABLE, Counters
 from gradwire_lab.emulate.sandbox import INSIDE
 from gradwire_lab.emulate.topology import read_counters
@@ -34,6 +34,8 @@ def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port:
         "MASTER_PORT": str(port),
     }
     variables.setdefault("OMP_NUM_THREADS", "1")
+    # What runs here is timed, and would be dense at first on an empty cache.
+    variables.setdefault(COMPILES_FIRST, "1")
     return variables
 
 

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from gradwire.codec.sparse import SparseLayout
 from gradwire.errors import WireError
-from gradwire.kernels.chosen import add_chosen, saturating_cast, take_chosen
+from gradwire.kernels.chosen import (
+    add_chosen,
+    average_chosen,
+    saturating_cast,
+    take_chosen,
+    unpack_elias_fano,
+)
 from gradwire.kernels.cpu.halves import narrow, widen
+from gradwire.kernels.joined import join, split
 from gradwire.kernels.places import add_at
 from tests.support.inputs import KINDS
 from tests.support.looped import looped
@@ -145,6 +152,21 @@ def test_sizes_that_do_not_fit_raise() -> None:
         take_chosen(torch.ones(1000), torch.tensor([1, 2]), shape)
     with pytest.raises(ValueError, match="4 bytes"):
         add_chosen(torch.zeros(4, dtype=torch.uint8), shape, torch.ones(1000))
+
+
+def test_a_mark_that_a_kernel_would_write_outside_of_is_refused() -> None:
+    shape = SparseLayout(3, 1000, torch.float32).shape
+    rows, out = torch.zeros(1, shape.bytes, dtype=torch.uint8), torch.ones(1000)
+    words, flat = torch.zeros(shape.planes.words, dtype=torch.int32), torch.zeros(2)
+    for mark in (torch.zeros(1, dtype=torch.bool), torch.zeros(0, dtype=torch.int32)):
+        for call in (
+            lambda mark: average_chosen(rows, shape, out, 1.0, mark),
+            lambda mark: unpack_elias_fano(words, shape.planes, mark),
+            lambda mark: join([flat[:1]], flat, 1.0, mark),
+            lambda mark: split(flat, [flat[:1]], mark),
+        ):
+            with pytest.raises(ValueError, match="a mark is one int32"):
+                call(mark)
 
 
 @looped("dtype", [torch.float64, torch.float16])
