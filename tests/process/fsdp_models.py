@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -19,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwire
 from gradwire.errors import RanksDisagree
 from tests.support.models import SHAPE, batch
+from tests.support.ranks import FOLDER
 
 WIDTH = 65
 """Rows do not come out even on two ranks, nor on four."""
@@ -179,6 +185,7 @@ def refusal(attempt: Callable[[], Any], *others: type[Exception]) -> str:
 
 Loop = Callable[[Any, torch.optim.Optimizer], list[float]]
 """Trains a model, and returns its losses."""
+Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def train(
@@ -261,3 +268,110 @@ def evaluated(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
         with wire.exact() if wire else nullcontext(), torch.no_grad():
             losses.append(float(loss_of(model, 60 + step)))
     return losses
+
+
+def move(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Move masters, in a way that torch may not count; returns losses of steps on the way."""
+    losses: list[float] = []
+    half = {name: 0.5 * each.detach() for name, each in model.state_dict().items()}
+    is_here = how != "on one rank" or dist.get_rank() == 0
+    reshard(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if how == ".data":
+                parameter.data.mul_(1.5)
+            elif how in ("_local_tensor", "on one rank") and is_here:
+                parameter._local_tensor.mul_(1.5)  # type: ignore[attr-defined]
+            elif how == "average":
+                parameter.copy_(half[name])
+    if how == "load_state_dict":
+        model.load_state_dict(half)
+    elif how == "dcp":
+        folder = Path(os.environ[FOLDER], "moved")
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+        losses = train(model, optimizer, range(2, 4))
+        state = {"model": get_model_state_dict(model)}
+        dcp.load(state, checkpoint_id=folder)
+        model.load_state_dict(state["model"])
+    return losses
+
+
+def in_backward(model: nn.Module) -> torch.optim.Optimizer:
+    """Each parameter has an optimizer, which steps in the backward pass as soon as its gradient is there."""
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.05)
+
+        def step(_parameter: Tensor, own: torch.optim.Optimizer = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    return torch.optim.SGD(model.parameters(), lr=0.0)  # finds no gradients
+
+
+# -- runs
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A run of stock FSDP2."""
+
+    losses: list[float]
+    masters: str
+
+
+@dataclass(frozen=True)
+class Carried(Stock):
+    """A run under a wire, and what the wire tells of it."""
+
+    step: int
+    gathered: list[str]
+    scattered: list[str]
+    gather_bytes: float
+    scatter_bytes: float
+    dense_bytes: float
+    told_bytes: list[float]
+    """By metrics: of both, of gathers, of scatters."""
+    numel: int
+    memory_bytes: int
+    held_bytes: int
+    text: str
+
+
+def stock(loop: Loop = plain, optimizer: Make = adam, **how: Any) -> Stock:
+    """Of a model that is sharded in this way."""
+    model = sharded(**how)
+    losses = loop(model, optimizer(model))
+    return Stock(losses, bits(whole(model)))
+
+
+def carried(
+    recipe: str,
+    gather: Any,
+    loop: Loop = plain,
+    optimizer: Make = adam,
+    nodes: Any = "auto",
+    guard_every: int = 0,
+    **how: Any,
+) -> Carried:
+    """The same with scatters by this recipe. The loop finds the wire at its model."""
+    model = sharded(**how)
+    steps = optimizer(model)
+    wire = gradwire.attach(model, steps, recipe, gather=gather, nodes=nodes, guard_every=guard_every)
+    model.wire = wire
+    losses, told, metrics = loop(model, steps), wire.report().as_dict(), wire.metrics()
+    return Carried(
+        losses,
+        bits(whole(model)),
+        told["step"],
+        kinds(wire, "gathered"),
+        kinds(wire, "scattered"),
+        told["gather_bytes_per_step"],
+        told["scatter_bytes_per_step"],
+        told["dense_bytes_per_step"],
+        [metrics[f"gradwire/{name}_mean"] for name in ("bytes_sent", "gather_bytes", "scatter_bytes")],
+        sum(each.numel() for each in model.parameters() if each.requires_grad),
+        told["memory_bytes"],
+        told["held_bytes"],
+        str(wire.report()),
+    )

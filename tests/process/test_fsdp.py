@@ -39,9 +39,9 @@ from tests.process.fsdp_models import (
     adam,
     bits,
     branching,
+    carried,
     clipped,
     evaluated,
-    kinds,
     loss_of,
     mesh,
     plain,
@@ -50,6 +50,7 @@ from tests.process.fsdp_models import (
     reshard,
     sent_twice,
     sharded,
+    stock,
     train,
     whole,
     whole_of,
@@ -59,61 +60,6 @@ from tests.support.tiers import rest
 from tests.support.world import Ranks
 
 pytestmark = pytest.mark.process
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A run of stock FSDP2."""
-
-    losses: list[float]
-    masters: str
-
-
-@dataclass(frozen=True)
-class Carried(Stock):
-    """A run under a wire, and what the wire tells of it."""
-
-    step: int
-    gathered: list[str]
-    scattered: list[str]
-    gather_bytes: float
-    scatter_bytes: float
-    dense_bytes: float
-    told_bytes: list[float]
-    """By metrics: of both, of gathers, of scatters."""
-    numel: int
-    memory_bytes: int
-    text: str
-
-
-def stock(loop: Loop = plain, **how: Any) -> Stock:
-    """Of a model that is sharded in this way."""
-    model = sharded(**how)
-    losses = loop(model, adam(model))
-    return Stock(losses, bits(whole(model)))
-
-
-def carried(recipe: str, gather: Any, loop: Loop = plain, nodes: Any = "auto", **how: Any) -> Carried:
-    """The same with scatters by this recipe."""
-    model = sharded(**how)
-    optimizer = adam(model)
-    wire = gradwire.attach(model, optimizer, recipe, gather=gather, nodes=nodes)
-    model.wire = wire
-    losses, told, metrics = loop(model, optimizer), wire.report().as_dict(), wire.metrics()
-    return Carried(
-        losses,
-        bits(whole(model)),
-        told["step"],
-        kinds(wire, "gathered"),
-        kinds(wire, "scattered"),
-        told["gather_bytes_per_step"],
-        told["scatter_bytes_per_step"],
-        told["dense_bytes_per_step"],
-        [metrics[f"gradwire/{name}_mean"] for name in ("bytes_sent", "gather_bytes", "scatter_bytes")],
-        sum(each.numel() for each in model.parameters() if each.requires_grad),
-        told["memory_bytes"],
-        str(wire.report()),
-    )
 
 
 class Columns(nn.Module):
@@ -228,7 +174,7 @@ def test_it_trains_like_stock_fsdp2(two: Ranks, name: str, recipe: str) -> None:
 @pytest.mark.parametrize("name", rest(["plain", "branching", "prefetched", "bfloat16"], but=["prefetched"]))
 def test_it_trains_like_stock_fsdp2_on_nodes(four: Ranks, name: str, recipe: str) -> None:
     loop, how = SUITS[name]
-    found = four(carried, recipe, "int8", loop, NODES["in a row"], **how)
+    found = four(carried, recipe, "int8", loop, nodes=NODES["in a row"], **how)
     assert len({each.masters for each in found}) == 1
     for each, other in zip(found, four(stock, loop, **how), strict=True):
         assert each.losses != other.losses

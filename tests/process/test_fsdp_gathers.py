@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from logging.handlers import BufferingHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
@@ -26,14 +21,15 @@ from tests.process.fsdp_models import (
     Layered,
     adam,
     bits,
+    in_backward,
     kinds,
     loss_of,
+    move,
     reshard,
     sharded,
     train,
     whole,
 )
-from tests.support.ranks import FOLDER
 from tests.support.tiers import rest
 from tests.support.world import Ranks
 
@@ -163,41 +159,11 @@ MOVED = (*OPTIMIZERS, ".data", "_local_tensor", "load_state_dict", "dcp", "avera
 def moved_by(how: str) -> Moved:
     """A gather sends what masters are now, whatever has moved them, and whatever torch has counted of it."""
     model = sharded()
-    optimizer = adam(model, **OPTIMIZERS.get(how, {}))
-    within: list[torch.optim.Optimizer] = []
-    if how == "in backward":
-        for parameter in model.parameters():
-            own = torch.optim.SGD([parameter], lr=0.1)
-            within.append(own)
-
-            def step(_parameter: Tensor, own: torch.optim.Optimizer = own) -> None:
-                own.step()
-                own.zero_grad()
-
-            parameter.register_post_accumulate_grad_hook(step)
-    wire = gradwire.attach(model, None if within else optimizer, "dense", gather="int8")
+    optimizer = in_backward(model) if how == "in backward" else adam(model, **OPTIMIZERS.get(how, {}))
+    wire = gradwire.attach(model, optimizer, "dense", gather="int8")
     values, before = seen(model), master_of(model)
     train(model, optimizer, range(2))
-    saved = copy.deepcopy({name: each.detach().clone() for name, each in model.state_dict().items()})
-    average = {name: 0.5 * each for name, each in saved.items()}
-    reshard(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if how == ".data":
-                parameter.data.mul_(1.5)
-            elif how == "_local_tensor":
-                parameter._local_tensor.mul_(1.5)
-            elif how == "average":
-                parameter.copy_(average[name])
-    if how == "load_state_dict":
-        model.load_state_dict(average)
-    elif how == "dcp":
-        folder = Path(os.environ[FOLDER], "moved")
-        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
-        train(model, optimizer, range(2, 4))
-        state = {"model": get_model_state_dict(model)}
-        dcp.load(state, checkpoint_id=folder)
-        model.load_state_dict(state["model"])
+    move(how, model, optimizer)
     now = master_of(model)
     values.clear()
     model.eval()
