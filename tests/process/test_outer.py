@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from tests.process import scenes_outer as scenes
 from tests.process.scenes_outer import DEATHS, EVERY, LOADED
 from tests.support import ranks
+from tests.support.models import optimizer_of, perceptron
+from tests.support.states import own_state
 from tests.support.tiers import rest
 from tests.support.world import Ranks
 
@@ -234,6 +240,26 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(
     _recipe, delay, begins, *_spoilt = resumed
     expected = {"begins": begins, "own": True, "shared": True, "alike": delay == 0}
     assert two(scenes.resumed, *resumed) == [expected] * 2
+
+
+def saved_while_one_is_late() -> dict[str, Tensor] | None:
+    """The means of a round, in a state of when rank 1 has not sent it yet."""
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = scenes.outer(model, optimizer, "dense", delay=1)
+    scenes.steps(model, optimizer, range(EVERY - 1))
+    time.sleep(0.2 * dist.get_rank())
+    scenes.steps(model, optimizer, range(EVERY - 1, EVERY))
+    means: dict[str, Tensor] | None = own_state(wire)["source"]["flight"]["means"]
+    wire.detach()
+    return means
+
+
+def test_a_save_waits_for_the_round_that_is_under_way(two: Ranks) -> None:
+    one, other = two(saved_while_one_is_late)
+    assert one is not None
+    assert other is not None
+    assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 def test_one_rank_s_save_is_enough_between_rounds_and_refused_within(two: Ranks) -> None:

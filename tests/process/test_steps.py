@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -258,6 +260,22 @@ def test_several_exchanges_of_one_step_go_back_as_one(two: Ranks) -> None:
     assert [each.dropped for each in found] == [1, 1]
 
 
+def flushed_after_zeros() -> tuple[bool, int | None]:
+    """Whether memory is as it was, and steps left out. The pass before the flush has brought zeros."""
+    model, optimizer, wire = attached("threshold(1e6)")
+    steps(model, optimizer, range(2))
+    before = memory_of(wire)
+    optimizer.zero_grad()
+    (0.0 * model(batch(2)[0])).sum().backward()
+    wire.flush()
+    optimizer.zero_grad(set_to_none=False)
+    return same(before, memory_of(wire)), wire.report().dropped_steps
+
+
+def test_a_flush_is_taken_back_where_its_gradients_become_zero(two: Ranks) -> None:
+    assert two(flushed_after_zeros) == [(True, 1)] * 2
+
+
 def kept_if_asked() -> Run:
     """`skipped="keep"`: what the bad batch has left comes with the next step."""
     model, optimizer, wire = attached(TOPK, skipped="keep")
@@ -328,18 +346,14 @@ def ranks_differ(recipe: str, clears: bool = True) -> str:
 
 
 @pytest.mark.parametrize(
-    ("scene", "said"),
+    ("clears", "said"),
     [
-        ("ranks differ", "a backward pass after a step that was left out"),
-        pytest.param(
-            "ranks differ, accumulating",
-            "another backward pass before the optimizer's step",
-            marks=pytest.mark.rest,
-        ),
+        (True, "a backward pass after a step that was left out"),
+        pytest.param(False, "another backward pass before the optimizer's step", marks=pytest.mark.rest),
     ],
 )
-def test_ranks_that_differ_in_it_all_hear_of_it(two: Ranks, scene: str, said: str) -> None:
-    for text in two(ranks_differ, "covap(interval=2)", clears="accumulating" not in scene):
+def test_ranks_that_differ_in_it_all_hear_of_it(two: Ranks, clears: bool, said: str) -> None:
+    for text in two(ranks_differ, "covap(interval=2)", clears=clears):
         assert said in text
         assert "rank 0: a training step" in text
 
@@ -428,6 +442,28 @@ def test_a_run_that_goes_back_to_its_start_does_as_it_did(two: Ranks) -> None:
         found = two(resumed, "ddp", "rewound", leaves_out=leaves_out, at=0)
         assert found == two(resumed, "ddp", "never", leaves_out=leaves_out, at=0)
         assert [(each.step, each.dropped) for each in found] == [(6 + leaves_out, 0)] * 2
+
+
+def loaded_before_the_step(source: str) -> int | None:
+    """A state is loaded while gradients wait for the optimizer; a recipe's momentum has them no more."""
+    if source == "fsdp":
+        model: nn.Module = fully_shard(perceptron(), mesh=init_device_mesh("cpu", (2,)))
+        optimizer = optimizer_of(model)
+        wire = gradwire.attach(model, optimizer, "int8")
+    else:
+        model, optimizer, wire = attached("dgc(ratio=0.1, warmup_steps=0)", source)
+    steps(model, optimizer, range(2))
+    saved = wire.state_dict()
+    backward(model, 2)
+    wire.load_state_dict(saved)
+    backward(model, 3)
+    optimizer.step()
+    return wire.report().step
+
+
+@pytest.mark.parametrize("source", ["ddp", "fsdp"])
+def test_a_pass_after_a_load_is_the_first_of_its_step(two: Ranks, source: str) -> None:
+    assert two(loaded_before_the_step, source) == [3, 3]
 
 
 LOOK, LOOKS = 4, 12
@@ -577,27 +613,6 @@ def test_a_detached_wire_knows_its_optimizer(two: Ranks) -> None:
     assert all("momentum" in text for text in two(switched_after_detach))
 
 
-def left_out_after_detach() -> list[float]:
-    """Losses after a detached wire's rank 1 has left out a step, as ranks of plain DDP may."""
-    model, optimizer, wire = attached(TOPK)
-    backward(model, 0)
-    optimizer.step()
-    optimizer.zero_grad()
-    wire.detach()
-    optimizer.step()
-    losses = []
-    for number in range(1, 5):
-        optimizer.zero_grad()
-        losses.append(float(backward(model, number)))
-        if number != 2 or dist.get_rank() == 0:
-            optimizer.step()
-    return losses
-
-
-def test_after_detach_a_rank_may_leave_out_a_step_by_itself(two: Ranks) -> None:
-    assert all(len(losses) == 4 for losses in two(left_out_after_detach))
-
-
 def goes_by_the_other() -> list[float]:
     """The share of a gradient that arrives where the optimizer could tell, then could not: by gcomp."""
     model, optimizer, wire = attached("gcomp")
@@ -662,7 +677,6 @@ class Played:
     """Six steps of generator and discriminator."""
 
     digest: str
-    discriminator: list[float]
     kept: list[bool]
     """Per step, whether the discriminator's memory was after the generator's loss what it was before."""
     said: list[str]
@@ -691,8 +705,7 @@ def gan(recipe: str | None) -> Played:
                 if wire is not None and not judge:
                     both[0].zero_grad()
                     kept.append(same(_of(wire, "d."), before))
-    discriminator = torch.cat([p.detach().flatten() for p in ddp.module.d.parameters()]).tolist()
-    return Played(digest(ddp), discriminator, kept, lines)
+    return Played(digest(ddp), kept, lines)
 
 
 def _of(wire: gradwire.Wire, prefix: str) -> dict[str, Tensor]:
@@ -703,12 +716,6 @@ def test_a_discriminator_moves_as_under_plain_ddp(two: Ranks) -> None:
     plain = {each.digest for each in two(gan, None)}
     for recipe in ("dense", "gcomp(mode='lossless')"):
         assert {each.digest for each in two(gan, recipe)} == plain
-
-
-def test_within_its_bound_for_a_nearly_lossless_recipe(two: Ranks) -> None:
-    exact, near = two(gan, "dense")[0].discriminator, two(gan, "gcomp")[0].discriminator
-    # Each of six steps of size 0.05 may be off by the 2^-13 of a gradient below 1 that gcomp may round away.
-    assert max(abs(a - b) for a, b in zip(exact, near, strict=True)) <= 6 * 0.05 * 2**-13
 
 
 @pytest.mark.parametrize("recipe", ["gcomp", TOPK])
@@ -758,41 +765,6 @@ def accumulation() -> list[int]:
 def test_accumulated_passes_make_one_step(two: Ranks) -> None:
     # Before the optimizer's first step nobody knows that it will step: there both passes count.
     assert two(accumulation) == [[2, 3, 4]] * 2
-
-
-def sharpness_aware(recipe: str) -> tuple[Run, float]:
-    """The gradients of the first of two passes are thrown away, once they have moved the parameters. Also the
-    share of elements that have moved in the matrix where it is least.
-    """
-    model, optimizer, wire = attached(recipe)
-    moved = [torch.zeros_like(p, dtype=torch.bool) for p in model.parameters()]
-    for number in range(40):
-        before = [p.detach().clone() for p in model.parameters()]
-        backward(model, number)
-        rises = [1e-3 * p.grad for p in model.parameters()]
-        with torch.no_grad():
-            for parameter, rise in zip(model.parameters(), rises, strict=True):
-                parameter.add_(rise)
-        optimizer.zero_grad()
-        backward(model, number)
-        with torch.no_grad():
-            for parameter, rise in zip(model.parameters(), rises, strict=True):
-                parameter.sub_(rise)
-        optimizer.step()
-        optimizer.zero_grad()
-        for seen, parameter, old in zip(moved, model.parameters(), before, strict=True):
-            seen |= (parameter.detach() - old).abs() > 1e-6
-    share = min(float(seen.float().mean()) for seen in moved if seen.dim() > 1)
-    return ended(model, wire), share
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("recipe", ["dense", "covap(interval=2)"])
-def test_two_passes_per_step_train_every_element(two: Ranks, recipe: str) -> None:
-    (run, share), (other, _share) = two(sharpness_aware, recipe)
-    assert run.end == other.end
-    assert run.step == 41, "40, and the first pass of all, before the optimizer had ever stepped"
-    assert share == 1.0
 
 
 # -- optimizers that call `backward()` themselves, or leave steps out on the device

@@ -298,7 +298,6 @@ class Rounds:
             self.buffer_means.begin(loaded)
             self.optimizers.begin_outer_anew()
             self._backward.call(self._forget_unsent)
-            self._backward.steps.forget()
             is_whole = self.local.own.keys() | self.buffer_means.base.keys() <= loaded.keys()
             self.round = self.round.begun_from(loaded, thrown_away, whole=is_whole)
 

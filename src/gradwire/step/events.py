@@ -132,7 +132,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Another state was loaded, or nothing is unsent any more: earlier exchanges are no matter."""
+    """Another state was loaded: earlier exchanges are no matter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,7 +311,7 @@ class OptimizerLog:
         self.append(Dropped())
 
     def forget(self) -> None:
-        """Forget earlier exchanges: another state was loaded, or nothing is unsent."""
+        """Forget earlier exchanges: another state was loaded."""
         self.append(Loaded())
 
     def retire(self) -> None:
