@@ -17,6 +17,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 
 @pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Three of them: no power of two, so that 1/W is not exact."""
+    return Ranks(3, tmp_path_factory.mktemp("three"))
+
+
+@pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Four."""
+    """Four of them."""
     return Ranks(4, tmp_path_factory.mktemp("four"))

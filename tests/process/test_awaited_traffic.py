@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import gradwire
 from gradwire.sources.fsdp import traffic
 from tests.process.fsdp_models import bits, loss_of, sharded, whole
-from tests.process.scenes_background import NEVER, lacks_kernels
+from tests.support.lacking import NEVER, lacks_kernels
 from tests.support.models import optimizer_of
 from tests.support.tiers import rest
 from tests.support.world import Ranks

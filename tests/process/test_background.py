@@ -8,15 +8,23 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
 from gradwire.kernels import background, compiler
 from tests.support.command import eventually
+from tests.support.lacking import NEVER, lacks_kernels
+from tests.support.local_steps import common_folder
+from tests.support.models import digest, optimizer_of, perceptron, train
 from tests.support.tiers import rest
-from tests.support.world import Scenes, value
+from tests.support.world import Ranks
 
 pytestmark = pytest.mark.process
 
@@ -192,45 +200,151 @@ def test_a_process_that_compiles_for_another_run_first_is_waited_for(
         assert compiling.has_ended()
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    """All scenes, on three ranks."""
-    return Scenes("tests.process.scenes_background", 3, tmp_path_factory.mktemp("background"))
+RECIPE = "topk(ratio=0.05)"
+Attached = tuple[DistributedDataParallel, torch.optim.Optimizer, gradwire.Wire]
 
 
-def test_gradients_travel_dense_until_all_ranks_have_their_kernels(world: Scenes) -> None:
-    for found in value(world, "trains"):
-        assert found["dense"] == [True] * 4 + [False] * 4, "rank 1 has its kernels in the fourth step"
-        assert found["first"] == found["plain"], "bit for bit"
-        assert "dense until its kernels are compiled" in found["report"]
-        assert found["settled"] == [False, True]
-        assert found["recipe"].startswith("topk(ratio=0.05")
-    assert len({found["digest"] for found in value(world, "trains")}) == 1
+def _attached(recipe: str, steps: int) -> Attached:
+    """A model for which rank 1 has its kernels after so many steps."""
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    with lacks_kernels(1, steps):
+        return ddp, optimizer, gradwire.attach(ddp, optimizer, recipe)
 
 
-@pytest.mark.parametrize("how", ["a state of before", "a state of after"])
-def test_a_state_goes_on_in_a_run_that_still_awaits_kernels(world: Scenes, how: str) -> None:
-    found = value(world, how)
-    assert {each["resumed"] for each in found} == {each["through"] for each in found}
+@dataclass(frozen=True)
+class Trained:
+    """Eight steps: which were dense, digests of the parameters, and what the wire told before and after."""
+
+    is_dense: list[bool]
+    after_four: str
+    after_four_of_ddp: str
+    end: str
+    report: str
+    is_settled: bool
+    recipe_at_end: str
+    is_settled_at_end: bool
 
 
-def test_what_is_switched_to_meanwhile_runs_at_once(world: Scenes) -> None:
-    for found in value(world, "switches"):
-        assert found["recipe"].startswith("int8")
-        assert found["detached"] == "dense"
+def trained() -> Trained:
+    """Rank 1 has its kernels in the fourth step."""
+    ddp, optimizer, wire = _attached(RECIPE, 3)
+    plain = DistributedDataParallel(perceptron())
+    train(plain, optimizer_of(plain), range(4))
+    is_dense, digests = list[bool](), list[str]()
+    report, is_settled = str(wire.report()), wire.settled
+    for step in range(8):
+        train(ddp, optimizer, range(step, step + 1))
+        is_dense.append(wire.report().ratio > 0.9)
+        digests.append(digest(ddp))
+    told = report, is_settled, wire.report().recipe, wire.settled
+    return Trained(is_dense, digests[3], digest(plain), digests[7], *told)
 
 
-def test_what_does_more_than_compress_is_not_replaced_by_dense_gradients(world: Scenes) -> None:
-    assert value(world, "momentum") == [True] * 3
+def test_gradients_travel_dense_until_all_ranks_have_their_kernels(three: Ranks) -> None:
+    for found in three(trained):
+        assert found.is_dense == [True] * 4 + [False] * 4
+        assert found.after_four == found.after_four_of_ddp
+        assert "dense until its kernels are compiled" in found.report
+        assert (found.is_settled, found.is_settled_at_end) == (False, True)
+        assert found.recipe_at_end.startswith("topk(ratio=0.05")
+    assert len({found.end for found in three(trained)}) == 1
 
 
-@pytest.mark.parametrize("which", rest(["rounds", "rounds over a store"], but=["rounds"]))
-def test_the_first_round_waits_for_kernels_and_local_steps_do_not(world: Scenes, which: str) -> None:
+@dataclass(frozen=True)
+class Resumed:
+    """Digests at the end of a run, and of one that has loaded its state."""
+
+    through: str
+    resumed: str
+
+
+def resumed(saved_after: int) -> Resumed:
+    """Ten steps, of which four are dense, beside a run that loads a state while it awaits kernels itself."""
+    ddp, optimizer, wire = _attached(RECIPE, 3)
+    train(ddp, optimizer, range(saved_after))
+    again, optimizer_again, wire_again = _attached(RECIPE, NEVER)
+    again.load_state_dict(ddp.state_dict())
+    state = wire.state_dict()
+    wire_again.load_state_dict(state)
+    train(again, optimizer_again, range(saved_after, 10))
+    if saved_after < 4:  # what was loaded runs at once, and so it does here
+        wire.load_state_dict(state)
+    train(ddp, optimizer, range(saved_after, 10))
+    return Resumed(digest(ddp), digest(again))
+
+
+@pytest.mark.parametrize("saved_after", [2, 7])
+def test_a_state_goes_on_in_a_run_that_still_awaits_kernels(three: Ranks, saved_after: int) -> None:
+    """Saved before its own run has its kernels, and after."""
+    for found in three(resumed, saved_after):
+        assert found.resumed == found.through
+
+
+def recipe_while_kernels_lack(change: str) -> str:
+    """Another recipe, or none."""
+    ddp, optimizer, wire = _attached(RECIPE, NEVER)
+    train(ddp, optimizer, range(2))
+    if change:
+        wire.switch(change)
+    else:
+        wire.detach()
+    train(ddp, optimizer, range(2, 4))
+    return wire.report().recipe
+
+
+def test_what_is_switched_to_meanwhile_runs_at_once(three: Ranks) -> None:
+    assert all(recipe.startswith("int8") for recipe in three(recipe_while_kernels_lack, "int8"))
+    assert three(recipe_while_kernels_lack, "") == ["dense"] * 3
+
+
+def has_settled_at_once(recipe: str) -> bool:
+    """Although rank 1 lacks kernels."""
+    return _attached(recipe, NEVER)[2].settled
+
+
+def test_what_does_more_than_compress_is_not_replaced_by_dense_gradients(three: Ranks) -> None:
+    """`dgc` has the momentum in place of the optimizer."""
+    assert three(has_settled_at_once, "dgc(ratio=0.1, momentum=0.9, warmup_steps=0)") == [True] * 3
+    assert three(has_settled_at_once, RECIPE) == [False] * 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Two rounds: how often the compilation was asked whether it has ended, and a digest at the end."""
+
+    in_the_first_local_step: int
+    in_the_first_round: int
+    in_all: int
+    digest: str
+
+
+def rounds(over: str, lacks: int) -> Asked:
+    """Local steps over a group or a store, where rank 1 has its kernels after so many questions."""
+    who: dict[str, Any] = {"replicas": dist.group.WORLD}
+    if over == "store":
+        name, count = f"site-{dist.get_rank()}", dist.get_world_size()
+        who = {"members": gradwire.members.store(common_folder(), name, at_least=count, beat_s=2.0)}
+    model = perceptron()
+    optimizer, questions = optimizer_of(model), list[int]()
+    with lacks_kernels(1, lacks) as compiling:
+        wire = gradwire.outer(model, optimizer, RECIPE, every=2, **who)
+    for steps in (range(1), range(1, 2), range(2, 4)):
+        train(model, optimizer, steps)
+        questions.append(compiling.questions)
+    found = Asked(*questions, digest(model))
+    wire.detach()
+    return found
+
+
+@pytest.mark.parametrize("over", rest(["group", "store"], but=["group"]))
+def test_the_first_round_waits_for_kernels_and_local_steps_do_not(three: Ranks, over: str) -> None:
     """They were compiled in `outer`, before the first local step, and all replicas waited for the slowest."""
-    found = value(world, which)
-    asked = [[each[when] for when in ("asked before", "asked", "asked again")] for each in found]
-    assert asked == [[0, 0, 0], [0, 4, 4], [0, 0, 0]], "rank 1 lacks them for three questions"
-    assert len({each[which] for each in found for which in ("digest 0", "digest 3")}) == 1
+    found, at_once = three(rounds, over, 3), three(rounds, over, 0)
+    assert [each.in_the_first_local_step for each in found] == [0, 0, 0]
+    assert [each.in_the_first_round for each in found] == [0, 4, 0], "rank 1 lacks them for three questions"
+    assert [each.in_all for each in found] == [0, 4, 0]
+    assert len({each.digest for each in found + at_once}) == 1
 
 
 ROUNDS = """

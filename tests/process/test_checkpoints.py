@@ -31,12 +31,6 @@ STEPS = 5
 Memory = dict[str, Tensor]
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Three ranks for all scenes."""
-    return Ranks(3, tmp_path_factory.mktemp("three"))
-
-
 def attached(group: Any = None, steps: int = 0) -> gradwire.Wire:
     ddp = DistributedDataParallel(perceptron(), process_group=group)
     optimizer = optimizer_of(ddp)

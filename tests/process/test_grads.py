@@ -28,12 +28,6 @@ from tests.support.world import Ranks, lose_groups
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Four ranks, which are two nodes."""
-    return Ranks(4, tmp_path_factory.mktemp("four"))
-
-
 Act = Callable[[nn.Module], object]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 STEPS, ONCE = 5, 2

@@ -26,12 +26,6 @@ from tests.support.world import Ranks
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Three ranks."""
-    return Ranks(3, tmp_path_factory.mktemp("semantics"))
-
-
 LOSSY = "leader_topk(ratio=0.05)"
 
 

@@ -35,12 +35,6 @@ pytestmark = pytest.mark.process
 RECIPES = ("topk(ratio=0.05)", "leader_topk(ratio=0.05)", "covap(interval=4)", "randomk(ratio=0.1)")
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Three ranks."""
-    return Ranks(3, tmp_path_factory.mktemp("state"))
-
-
 @dataclass(frozen=True)
 class Resumed:
     """Digests of a run through, and of a resumed one, and what that sent in its first step."""

@@ -21,12 +21,6 @@ from tests.support.world import Ranks
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Three ranks for all scenes: a world that is no power of two, so that 1/W is not exact."""
-    return Ranks(3, tmp_path_factory.mktemp("three"))
-
-
 def digest_of(recipe: str | None, options: dict[str, Any]) -> str:
     """Of the parameters after ten steps under DDP with these options; `None` is without gradwire."""
     ddp = DistributedDataParallel(perceptron(), **options)

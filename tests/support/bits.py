@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from gradwire.agreement.agree import checksum
+from gradwire.step.optimizers import local
+
+Checksums = tuple[int, ...]
 
 
 def global_generators() -> tuple[Any, ...]:
@@ -19,3 +25,8 @@ def global_generators() -> tuple[Any, ...]:
 def bits(tensor: Tensor) -> bytes:
     """Bit patterns, so that NaN equals itself and -0.0 is not 0.0."""
     return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def checksums(tensors: Iterable[Tensor]) -> Checksums:
+    """One for each tensor; of a sharded one that of the part which is here. For what scenes return."""
+    return tuple(checksum(local(each)) for each in tensors)

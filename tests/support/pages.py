@@ -33,10 +33,10 @@ _BLOCK = re.compile(
 _LITERAL = re.compile(r"^( *)\S.*::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 _NOT_RUN = {
     "gradwire._api.moving": "needs other members; tests/faults/scenes_members.py makes these calls",
-    "gradwire._api.stored": "needs a store; tests/process/scenes_store.py makes these calls",
+    "gradwire._api.stored": "needs a store; tests/process/test_store.py makes these calls",
     "gradwire.members.bucket.meet": "needs a bucket; examples/three_sites.py has these lines",
     "gradwire.members.lighthouse": "needs torchft and a lighthouse; examples/come_and_go.py has these lines",
-    "gradwire.members.standing": "tests/process/scenes_members.py has these lines",
+    "gradwire.members.standing": "tests/process/test_members.py has these lines",
     "gradwire.integrations.accelerate": "needs Accelerate; examples/with_accelerate.py has these lines",
     "gradwire.integrations.lightning": "needs Lightning; examples/with_fabric.py, examples/with_lightning.py",
     "gradwire.integrations.safetensors": "needs safetensors; tests/unit/integrations/test_safetensors.py",

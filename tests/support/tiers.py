@@ -21,6 +21,18 @@ def rest(values: Iterable[Any], but: Collection[Any]) -> list[Any]:
     return [each if each in but else pytest.param(each, marks=pytest.mark.rest) for each in every]
 
 
+def cases(rows: Iterable[tuple[Any, ...]], but: Collection[tuple[Any, ...]]) -> list[Any]:
+    """The same for rows of several parameters, each of which is named by its values."""
+    every = list(rows)
+    unknown = [each for each in but if each not in every]
+    assert not unknown, f"no such rows: {unknown}"
+    names = [", ".join(getattr(value, "__name__", str(value)) for value in row) for row in every]
+    marks = [() if row in but else pytest.mark.rest for row in every]
+    return [
+        pytest.param(*row, id=name, marks=mark) for row, name, mark in zip(every, names, marks, strict=True)
+    ]
+
+
 def in_make_test(module: ModuleType, test: Callable[..., Any]) -> Iterator[Mapping[str, Any]]:
     """Parameters of each case of a test that `make test` runs; of a test that loops, those of each row.
 

@@ -1,0 +1,169 @@
+"""Loops of local steps, and what replicas hold, for scenes of `gradwire.outer`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+import gradwire
+from tests.support.models import batch
+
+EVERY = 4
+plain_sgd = partial(torch.optim.SGD, lr=1.0)
+"""An outer optimizer that takes the mean as it is."""
+
+
+def outer(model: nn.Module, optimizer: Any, recipe: str = "diloco", **options: Any) -> gradwire.OuterWire:
+    return gradwire.outer(
+        model, optimizer, recipe, **{"replicas": dist.group.WORLD, "every": EVERY} | options
+    )
+
+
+def loss_of(model: nn.Module, step: int, data: int | None = None) -> Tensor:
+    """On the batch of a rank, its own if none is named."""
+    inputs, targets = batch(step, data)
+    dtype = next(model.parameters()).dtype
+    return nn.functional.mse_loss(model(inputs.to(dtype)), targets.to(dtype))
+
+
+def steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Iterable[int], data: int | None = None
+) -> None:
+    for step in numbers:
+        optimizer.zero_grad()
+        loss_of(model, step, data).backward()
+        optimizer.step()
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def shared(wire: gradwire.OuterWire, model: nn.Module) -> list[Tensor]:
+    with wire.shared_parameters():
+        return values(model)
+
+
+def theta0(wire: gradwire.OuterWire) -> list[Tensor]:
+    """As the outer optimizer has them: at most in more bits than the model."""
+    return [each.detach() for group in wire.outer_optimizer.param_groups for each in group["params"]]
+
+
+def mean_of_all(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor.contiguous(), group=group)
+    return torch.stack(found).mean(0)
+
+
+def apart(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
+    """The largest distance between two elements at the same place."""
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+def distance(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
+    """The Euclidean one between all elements."""
+    return float(torch.cat([(a - b).flatten() for a, b in zip(one, other, strict=True)]).norm())
+
+
+def normed(seed: int = 30) -> nn.Module:
+    """A small model with buffers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 8))
+
+
+def normed_and_wire(recipe: str, delay: int) -> tuple[nn.Module, torch.optim.Optimizer, gradwire.OuterWire]:
+    model = normed(8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, outer(model, optimizer, recipe, delay=delay)
+
+
+def rested(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
+    """Steps that learn nothing."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    steps(model, optimizer, range(first, first + count))
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+State = dict[str, Tensor]
+Way = Callable[[nn.Module, State], Any]
+"""A way to load, which leaves the state as it is."""
+
+
+def copied(state: State) -> State:
+    return {name: each.clone() for name, each in state.items()}
+
+
+def load_all(model: nn.Module, state: State) -> None:
+    model.load_state_dict(copied(state))
+
+
+def load_by_dcp(model: nn.Module, state: State) -> None:
+    """DCP writes into the parameters themselves, and then loads them into themselves. A collective."""
+    folder = common_folder()
+    dcp.save({"model": copied(state)}, checkpoint_id=folder)
+    dcp.load({"model": model}, checkpoint_id=folder)
+
+
+def load_by_setting(model: nn.Module, state: State) -> None:
+    set_model_state_dict(model, copied(state))  # type: ignore[arg-type]
+
+
+class OwnDiLoCo:
+    """DiLoCo by the paper's formulas, with torch's own collectives; a round's result lands `delay` later."""
+
+    def __init__(self, model: nn.Module, delay: int = 0, group: dist.ProcessGroup | None = None) -> None:
+        self.parameters, self.delay, self.group = list(model.parameters()), delay, group
+        self.shared = values(model)
+        self.momentum = [torch.zeros_like(each) for each in self.shared]
+        self.sent: list[Tensor] = []
+        self.count = 0
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.count += 1
+        if self.sent and self.count % EVERY == self.delay:
+            self.land()
+        if self.count % EVERY == 0:
+            self.sent = [each.clone() for each in self.parameters]
+            if self.delay == 0:
+                self.land()
+
+    def land(self) -> None:
+        for parameter, start, m, sent in zip(
+            self.parameters, self.shared, self.momentum, self.sent, strict=True
+        ):
+            delta = mean_of_all(start - sent, self.group)
+            m.mul_(0.9).add_(delta)
+            start.sub_(0.7 * (delta + 0.9 * m))
+            parameter.add_(start - sent)
+        self.sent = []
+
+
+class ScheduleFree(torch.optim.SGD):
+    """In the manner of schedulefree's: the model's parameters are others in evaluation."""
+
+    def train(self) -> None:
+        for group in self.param_groups:
+            group["train_mode"] = True
+
+    def eval(self) -> None:
+        for group in self.param_groups:
+            group["train_mode"] = False
+
+
+def common_folder() -> str:
+    """A new one that all ranks know."""
+    told = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(told, src=0)
+    return str(told[0])
