@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +21,6 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 import gradwire
 from gradwire.agreement.agree import checksum
 from gradwire.environment import CONNECTIONS
-from gradwire.sources.delta import Delta
 from tests.support.lighthouse import Asking
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
@@ -50,10 +48,6 @@ def trained(
             patches.enter_context(patch("gradwire.members.membership.CONNECT_S", connect_s))
         if nth := options.pop("dies_making", 0):
             patches.enter_context(dying(nth))
-        if nth := options.pop("breaks_in", 0):
-            patches.enter_context(breaking(nth))
-        if options.pop("adam", False):
-            options["outer"] = partial(torch.optim.Adam, lr=0.1)
         _train(port, name, folder, rounds, recipe, options, pause_s)
 
 
@@ -70,22 +64,6 @@ def dying(nth: int) -> Iterator[None]:
         return make(**options)
 
     with patch.object(ProcessGroupGloo, "create_device", making):
-        yield
-
-
-@contextmanager
-def breaking(nth: int) -> Iterator[None]:
-    """This process has no memory for its `nth` round."""
-    pack, packed = Delta.pack, 0
-
-    def packing(delta: Delta) -> str:
-        nonlocal packed
-        packed += 1
-        if packed == nth:
-            raise MemoryError("no memory")
-        return pack(delta)
-
-    with patch.object(Delta, "pack", packing):
         yield
 
 

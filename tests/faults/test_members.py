@@ -140,30 +140,6 @@ def test_a_member_whose_parameters_stay_not_finite_ends_alone(site: Site) -> Non
 
 
 @pytest.mark.rest
-def test_a_member_that_fails_by_itself_in_an_exchange_ends_alone(site: Site) -> None:
-    for name in "ab":
-        site.start(name, rounds=12, pause_s=0.1)
-    site.wait_for("a", 1)
-    site.start("w", rounds=12, pause_s=0.1, breaks_in=2)
-    assert site.error("w") == "MemoryError: no memory"
-    site.end("a", "b")
-    assert max(site.check("ab")) == 12
-
-
-@pytest.mark.rest
-def test_a_newcomer_with_another_outer_optimizer_is_refused_and_the_others_go_on(site: Site) -> None:
-    for name in "ab":
-        site.start(name, rounds=10, pause_s=0.2)
-    site.wait_for("a", 1)
-    site.start("w", rounds=12, adam=True)
-    assert "cannot take part: w: the others differ in outer optimizer: torch.optim.adam.Adam" in site.error(
-        "w"
-    )
-    site.end("a", "b")
-    assert max(site.check("ab")) == 10
-
-
-@pytest.mark.rest
 def test_a_member_that_is_healed_forgets_the_round_that_was_under_way_in_its_save(site: Site) -> None:
     for name in "abc":
         site.start(name, rounds=30, pause_s=0.2, delay=2, saves_under_way=name == "c")

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import recipes
 from gradwire._api.configuration import PlacementName
-from tests.faults import scenes_status_vote
+from tests.faults import test_status_vote as status_vote
 from tests.gpu import scenes_trained
 from tests.process import sharded_models
 from tests.support.models import digest, optimizer_of, perceptron, train
@@ -143,16 +143,17 @@ def rounds() -> Found:
 
 def raised() -> Found:
     """An encoder raises on one rank: all raise in that step, and train on."""
-    seen = scenes_status_vote.accident()
-    wrong = "" if seen["error"] and seen["intact"] else f"{seen['error']}, intact: {seen['intact']}"
-    return found(seen["digest"], f"{seen['error']} after {seen['after_s']:.2f} s", wrong)
+    seen = status_vote.accident()
+    wrong = "" if seen.raised.kind and seen.after == seen.before else f"{seen}"
+    return found(seen.digest, f"{seen.raised.kind} after {seen.raised.after_s:.2f} s", wrong)
 
 
 def not_finite(text: str) -> Found:
     """NaN on one rank: no rank keeps anything of the step, and later ones are as without it."""
-    seen = scenes_status_vote.not_finite(text)
-    as_it_should = seen["intact"] and seen["as_without"] and seen["skipped"] == 1 and not seen["any_finite"]
-    return found(seen["digest"], "", "" if as_it_should else f"{seen}")
+    seen = status_vote.not_finite(text)
+    as_without = seen.memory_after == seen.memory_before and seen.digest == seen.digest_without
+    as_it_should = as_without and seen.skipped == 1 and not seen.finite_gradients
+    return found(seen.digest, "", "" if as_it_should else f"{seen}")
 
 
 def resumed(text: str) -> Found:

@@ -46,8 +46,8 @@ UNWRAPPED = (
 )
 DILOCO = ("process.test_outer:test_diloco_is_the_paper_s",)
 INSIDE = (
-    "process.test_outer:test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once",
-    "process.test_outer:test_machines_compress_between_each_other",
+    "process.test_outer_sites:test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once",
+    "process.test_outer_sites:test_machines_compress_between_each_other",
 )
 KILLED = ("faults.test_members:test_a_killed_member_is_left_out_and_comes_back_healed",)
 SCRIPTED = (

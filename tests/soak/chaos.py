@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import random
 import signal
 import time
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.soak.plans import FATAL, WORLD, Fault, Plan
+from tests.soak.scenes import train
 from tests.support.ranks import Rank, started
 from tests.support.recipes import ROWS
 
@@ -87,7 +88,7 @@ def _is_last(attempt: Attempt) -> bool:
 def _attempt(folder: Path, due: list[Fault], draw: random.Random) -> Attempt:
     """Ranks from their start to their end; faults that have come are taken from `due`."""
     fatal, sent_s = None, 0.0
-    with started("tests.soak.scenes", WORLD, folder, ["train"], TIMEOUT_S) as ranks:
+    with started(train, WORLD, folder, TIMEOUT_S) as ranks:
         reached, since_s = -1, time.monotonic()
         while fatal is None and any(rank.process.is_alive() for rank in ranks):
             now = _reached(folder)
@@ -102,9 +103,8 @@ def _attempt(folder: Path, due: list[Fault], draw: random.Random) -> Attempt:
                 fatal = fault if _befall(ranks, fault, draw) else None
             time.sleep(0.002)
         hung = _waited_for(ranks, time.monotonic() + (HANGS_S if fatal else 1.0))
-    found = {rank: folder / f"{rank}.json" for rank in range(WORLD)}
-    told = {rank: json.loads(path.read_text()) for rank, path in found.items() if path.exists()}
-    results = {rank: each["train"] for rank, each in told.items() if "train" in each}  # a killed one has none
+    found = {rank: folder / f"{rank}.pickle" for rank in range(WORLD)}
+    results = {rank: pickle.loads(path.read_bytes()) for rank, path in found.items() if path.exists()}
     return Attempt(results, fatal, sent_s, hung)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tests.soak.plans import WORLD, Plan
-from tests.support.ranks import started
+from tests.soak.scenes import endure
+from tests.support.ranks import returned, started
 
 Samples = list[dict[str, float]]
 SETTLED = 0.2
@@ -32,11 +32,10 @@ def endured(steps: int, folder: Path, recipe: str = "topk(ratio=0.05)", source: 
     Plan(0, source, recipe, steps, save_every).write(folder / "plan.json")
     place = folder / "0"
     place.mkdir()
-    with started("tests.soak.scenes", WORLD, place, ["endure"], 60.0) as ranks:
+    with started(endure, WORLD, place, 60.0) as ranks:
         for rank in ranks:
             rank.wait(60.0 + steps)  # a second a step would be a hang
-    found = [json.loads((place / f"{rank}.json").read_text())["endure"] for rank in range(WORLD)]
-    return [each["value"]["samples"] for each in found]
+    return [returned(place, rank)["samples"] for rank in range(WORLD)]
 
 
 def grown(samples: Samples) -> list[str]:

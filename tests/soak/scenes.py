@@ -339,6 +339,3 @@ def _held(step: int) -> dict[str, float]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "objects": len(gc.get_objects()),
     }
-
-
-SCENES: dict[str, Callable[[], Any]] = {"train": train, "endure": endure}

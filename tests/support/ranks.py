@@ -1,8 +1,8 @@
-"""Ranks as real processes over gloo: each runs the scenes of a module and writes what came of them.
+"""Ranks as real processes over gloo, which may be killed: each runs a scene and writes what came of it.
 
 A scene is a function without arguments; all ranks run it at the same time, with the default process
-group in place. What it returns must fit into JSON. Ranks are forked from a process that has imported
-everything: an import takes longer than most scenes.
+group in place. Ranks are forked from a process that has imported everything: an import takes longer than
+most scenes. Scenes of a module by name, for `tests/gpu`, return what fits into JSON.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import importlib
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -81,25 +82,44 @@ def perform(
     module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> Results:
     """Run the scenes of `module` (all, or those named) on `world` ranks; what each returned, by rank."""
-    with started(module, world, folder, scenes, timeout_s) as ranks:
-        deadline_s = time.monotonic() + GUARD_S
-        for rank in ranks:
-            with suppress(TimeoutError):  # what it has not returned is missed below
-                rank.wait(deadline_s - time.monotonic())
+    with _forked(world, folder, partial(_main, module, scenes=scenes), timeout_s) as ranks:
+        wait_for(ranks)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 @contextmanager
 def started(
-    module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+    scene: Callable[[], object], world: int, folder: Path, timeout_s: float = TIMEOUT_S
 ) -> Iterator[list[Rank]]:
-    """The ranks while they run, printing to `RANK.out`; those left at the end are killed."""
+    """Ranks that run the scene, printing to `RANK.out`; those left at the end are killed."""
+    with _forked(world, folder, partial(_alone, scene), timeout_s) as ranks:
+        yield ranks
+
+
+def wait_for(ranks: Iterable[Rank], guard_s: float = GUARD_S) -> None:
+    """Until all have ended, or too long: what a rank has not returned is missed later."""
+    deadline_s = time.monotonic() + guard_s
+    for rank in ranks:
+        with suppress(TimeoutError):
+            rank.wait(deadline_s - time.monotonic())
+
+
+def returned(folder: Path, rank: int) -> Any:
+    """What the scene of `started` returned there; fails with the traceback if it raised."""
+    found = pickle.loads((folder / f"{rank}.pickle").read_bytes())
+    assert "error" not in found, f"rank {rank}:\n{found['error']}"
+    return found["value"]
+
+
+@contextmanager
+def _forked(
+    world: int, folder: Path, run: Callable[[int, int, Path, float], None], timeout_s: float
+) -> Iterator[list[Rank]]:
     ranks = []
     try:
         for rank in range(world):
             Path(folder, f"{rank}.out").touch()
-            settings = (module, rank, world, folder, timeout_s, scenes)
-            process = FORKED.Process(target=_main, args=settings, daemon=True)
+            process = FORKED.Process(target=run, args=(rank, world, folder, timeout_s), daemon=True)
             process.start()
             ranks.append(Rank(process))
         yield ranks
@@ -132,15 +152,6 @@ def started_anew(
             process.wait()
 
 
-def value(results: Results, scene: str) -> list[Any]:
-    """What `scene` returned, by rank; fails with the traceback of the rank that raised."""
-    for rank, result in enumerate(results):
-        broken = [item for item in result.items() if "error" in item[1]] or list(result.items())[-1:]
-        assert scene in result, f"rank {rank} broke off in {broken}"
-        assert "error" not in result[scene], f"rank {rank}:\n{result[scene]['error']}"
-    return [result[scene]["value"] for result in results]
-
-
 def _run(scene: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": scene()}
@@ -154,7 +165,28 @@ def _cleared(scene: Callable[[], Any]) -> Any:
     return scene()
 
 
+def _alone(scene: Callable[[], Any], rank: int, world: int, folder: Path, timeout_s: float) -> None:
+    _join(rank, world, folder, timeout_s)
+    new = folder / f"{rank}.new"
+    new.write_bytes(pickle.dumps(_run(scene)))
+    new.rename(folder / f"{rank}.pickle")
+    _end()
+
+
 def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, scenes: Sequence[str]) -> None:
+    _join(rank, world, folder, timeout_s)
+    known: Mapping[str, Callable[[], Any]] = importlib.import_module(module).SCENES
+    results, file = {}, folder / f"{rank}.json"
+    file.write_text("{}")  # a rank that is killed in its first scene has returned nothing
+    for name in scenes or known:
+        results[name] = _run(partial(_cleared, known[name]) if results else known[name])
+        file.write_text(json.dumps(results))
+        if "error" in results[name]:
+            break  # the ranks may be out of step now
+    _end()
+
+
+def _join(rank: int, world: int, folder: Path, timeout_s: float) -> None:
     os.environ.update(VARIABLES)
     os.environ[FOLDER] = str(folder)
     with (folder / f"{rank}.out").open("wb") as out:
@@ -172,15 +204,10 @@ def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, sc
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
-    known: Mapping[str, Callable[[], Any]] = importlib.import_module(module).SCENES
-    results, file = {}, folder / f"{rank}.json"
-    file.write_text("{}")  # a rank that is killed in its first scene has returned nothing
-    for name in scenes or known:
-        results[name] = _run(partial(_cleared, known[name]) if results else known[name])
-        file.write_text(json.dumps(results))
-        if "error" in results[name]:
-            break  # the ranks may be out of step now
-    # Peers may have failed: an orderly end would wait for them.
+
+
+def _end() -> None:
+    """Peers may have failed: an orderly end would wait for them."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -137,6 +137,41 @@ def test_steps_of_an_optimizer_of_other_parameters_count() -> None:
     assert wire.attempts == 8
 
 
+def halves_of(model: Any) -> list[torch.optim.Optimizer]:
+    return [optimizer_of(model[:2]), optimizer_of(model[2:])]
+
+
+def test_several_optimizers_make_one_step_and_one_of_them_makes_one_by_itself() -> None:
+    model = perceptron()
+    halves = halves_of(model)
+    wire = gradwire.outer(model, halves, "diloco", every=100, replicas=dist.group.WORLD)
+    for stepping in [halves] * 3 + [halves[:1]] * 2:
+        model.zero_grad()
+        backward(model)
+        for each in stepping:
+            each.step()
+    backward(model)
+    assert wire.attempts == 5
+
+
+def test_optimizers_that_were_not_given_step_in_place_of_one_that_was() -> None:
+    model = perceptron()
+    wire = outer(model, optimizer_of(model))
+    halves, around = halves_of(model), optimizer_of(model)
+    for step in range(3):
+        left_out(model, around)
+        for each in halves:
+            each.step()
+        assert wire.attempts == 1 + step
+    around.register_step_pre_hook(lambda *_: halves[0].step())
+    for step in range(3, 6):
+        made(model, around)
+        assert wire.attempts == 1 + step
+    wire.detach()
+    around.step()
+    assert wire.attempts == 6
+
+
 def _clear_then_step(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
     left_out(model, optimizer)
     optimizer.zero_grad()
@@ -170,6 +205,11 @@ def _sharpen(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire
     made(model, optimizer)
 
 
+def _differentiate(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    torch.autograd.grad(model(batch(0)[0]).sum(), list(model.parameters()))
+    made(model, optimizer)
+
+
 def _close(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
     def closure() -> float:
         for _pass in range(3):
@@ -198,6 +238,7 @@ WAYS = {
     "accumulated": _accumulate,
     "another optimizer steps": _step_another,
     "sharpness-aware": _sharpen,
+    "after a pass of autograd.grad": _differentiate,
     "in a closure": _close,
     "skipped by a scaler": _overflow,
 }

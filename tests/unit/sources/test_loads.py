@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import gradwire
-from tests.support.models import batch, optimizer_of, perceptron
+from tests.support.models import batch, digest, optimizer_of, perceptron
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -58,3 +61,65 @@ def test_values_that_a_checkpoint_has_brought_are_no_load_where_they_are_written
     assert all(
         torch.equal(mine, other) for mine, other in zip(again.parameters(), model.parameters(), strict=True)
     )
+
+
+def test_a_load_that_would_have_no_effect_is_refused() -> None:
+    model, optimizer, wire = begun()
+    made(model, optimizer, range(1))
+    before, state = digest(model), copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"\(assign=True\) puts other .* load without assign=True"):
+        model.load_state_dict(state, assign=True)
+    inside = pytest.raises(gradwire.GradwireError, match=r"called inside wire\.shared_parameters\(\)")
+    with wire.shared_parameters(), inside:
+        model.load_state_dict(state)
+    assert digest(model) == before
+
+
+def test_copies_of_a_model_are_loaded_without_effect_here() -> None:
+    model, optimizer, wire = begun()
+    made(model, optimizer, range(1))
+    with wire.shared_parameters():
+        before = digest(model)
+    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        each.load_state_dict(perceptron(1).state_dict())
+        each(batch(0)[0])
+    with wire.shared_parameters():
+        assert digest(model) == before
+
+
+@torch.no_grad()
+def _load(step: int, model: nn.Module) -> None:
+    if step == 3:
+        model.load_state_dict(perceptron(1).state_dict())
+
+
+@torch.no_grad()
+def _write(step: int, model: nn.Module) -> None:
+    if step in (2, 4):
+        next(model.parameters()).add_(0.01)
+
+
+@torch.no_grad()
+def _swap(_step: int, model: nn.Module) -> None:
+    mine: list[Tensor] = [each.clone() for each in model.parameters()]
+    for each, value in zip(model.parameters(), mine, strict=True):
+        each.mul_(0.5)
+        each.copy_(value)
+
+
+@pytest.mark.parametrize(("change", "times"), [(None, 0), (_load, 0), (_write, 1), (_swap, 1)])
+def test_parameters_that_are_written_between_steps_are_warned_of_once(
+    change: Callable[[int, nn.Module], None] | None, times: int
+) -> None:
+    model, optimizer, wire = begun()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(9):
+            made(model, optimizer, range(step, step + 1))
+            with wire.shared_parameters(), torch.no_grad():
+                model(batch(0)[0])
+            if change is not None:
+                change(step, model)
+    heard = [str(each.message) for each in caught if "parameters of this model were" in str(each.message)]
+    assert len(heard) == times
+    assert all("If their values are back as they were" in each for each in heard)

@@ -1,0 +1,3 @@
+"""Ranks for scenes, as those of `tests/process`."""
+
+from tests.process.conftest import three, two  # fixtures  # noqa: F401
