@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -16,12 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.errors import PeerFailed
 from gradwire.sources.nodes.level import Packing
-from tests.device.scenes_placed import on, trains, watched
-from tests.device.scenes_resumed import Training, fails, resumes
+from tests.device.scenes_placed import on, watched
+from tests.device.scenes_resumed import Training
 from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import TIMEOUT_S
-from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Near, Simulated
 from tests.support.states import own_state
 
@@ -97,20 +94,3 @@ def with_groups_apart() -> dict[str, Any]:
 
 def _gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, timeout)
-
-
-SCENES: dict[str, Callable[[], Any]] = {
-    **{
-        f"streams {name}": partial(trains, EVERY_RECIPE[name], "auto", streams=True, nodes=NODES)
-        for name in STREAMED
-    },
-    "stages topk": partial(trains, EVERY_RECIPE["topk"], "device", nodes=NODES),
-    **{
-        f"resumes {name}": partial(resumes, EVERY_RECIPE[name], "stream", nodes=NODES)
-        for name in ("topk", "powersgd")
-    },
-    "fails": partial(fails, EVERY_RECIPE["topk"], "stream", nodes=NODES),
-    "no room": without_room,
-    "moves": moves,
-    "groups apart": with_groups_apart,
-}

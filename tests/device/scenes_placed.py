@@ -26,7 +26,6 @@ from gradwire.agreement.board import Board
 from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import TIMEOUT_S
-from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Home, Near, Simulated
 from tests.support.world import lose_groups
 
@@ -310,19 +309,3 @@ HOSTS = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "dgc", "efsignsgd
 TRAINED = drawn(HOSTS, 1, "trained by way of the host")
 STAGED = drawn(("dense", "topk", "int8", "powersgd", "threshold"), 1, "staged")
 STREAMED = drawn(("dense", "fp16", "topk", "int8", "powersgd", "covap", "gcomp"), 1, "streamed")
-
-SCENES: dict[str, Callable[[], Any]] = {
-    **{f"trains {name}": partial(trains, EVERY_RECIPE[name]) for name in TRAINED},
-    **{f"stages {name}": partial(trains, EVERY_RECIPE[name], "device") for name in STAGED},
-    **{f"streams {name}": partial(trains, EVERY_RECIPE[name], "auto", streams=True) for name in STREAMED},
-    "host, captured": partial(captured, "host"),
-    "staged, captured": partial(captured, "device"),
-    "streamed, captured": partial(captured, "device", streams=True),
-    "measures": measures,
-    "without gloo": without_gloo,
-    "mixed world": mixed_world,
-    "mixed placements": mixed_placements,
-    "mixed units": mixed_units,
-    "unreachable": unreachable,
-    "captured by one": captured_by_one,
-}

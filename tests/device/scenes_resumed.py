@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +21,6 @@ from tests.device.scenes_placed import on, watched
 from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import FOLDER
-from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Near, Simulated
 from tests.support.states import own_state
 
@@ -175,9 +173,3 @@ def guarded(placed: str) -> dict[str, Any]:
 
 
 SAVES = drawn([*(("topk", placed) for placed in PLACES), ("powersgd", "stream")], 2, "saved")
-
-SCENES: dict[str, Callable[[], Any]] = {
-    **{f"{placed} resumes {name}": partial(resumes, EVERY_RECIPE[name], placed) for name, placed in SAVES},
-    **{f"{placed} fails": partial(fails, EVERY_RECIPE["topk"], placed) for placed in PLACES},
-    **{f"{placed} guarded": partial(guarded, placed) for placed in PLACES},
-}

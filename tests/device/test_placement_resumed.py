@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tests.device.scenes_resumed import PLACES, SAVED, SAVES, STEPS
+from tests.device.scenes_resumed import PLACES, SAVED, SAVES, STEPS, fails, guarded, resumes
 from tests.support.looped import looped
-from tests.support.world import Scenes, value
+from tests.support.recipes import EVERY_RECIPE
+from tests.support.world import Ranks
 
 pytestmark = pytest.mark.rest
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    return Scenes("tests.device.scenes_resumed", 2, tmp_path_factory.mktemp("resumed"))
+def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return Ranks(2, tmp_path_factory.mktemp("resumed"))
 
 
 @looped(("name", "placed"), SAVES)
 def test_what_is_saved_before_its_step_is_committed_resumes_with_the_cpus_bits(
-    world: Scenes, name: str, placed: str
+    two: Ranks, name: str, placed: str
 ) -> None:
-    for rank in value(world, f"{placed} resumes {name}"):
+    for rank in two(resumes, EVERY_RECIPE[name], placed):
         assert rank["placement"] == placed
         assert rank["numbers"] == [SAVED - 1] * 4, "the step that was not finite does not count"
         assert rank["remembers"]
@@ -33,9 +34,9 @@ def test_what_is_saved_before_its_step_is_committed_resumes_with_the_cpus_bits(
 
 @looped("placed", PLACES)
 def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_bits(
-    world: Scenes, placed: str
+    two: Ranks, placed: str
 ) -> None:
-    ranks = value(world, f"{placed} fails")
+    ranks = two(fails, EVERY_RECIPE["topk"], placed)
     assert [rank["there"]["kind"] for rank in ranks] == ["PeerFailed", "MemoryError"]
     for rank in ranks:
         assert rank["there"]["spoilt"], "no half of a step is taken for one"
@@ -44,7 +45,7 @@ def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_b
 
 
 @looped("placed", PLACES)
-def test_replicas_are_compared_in_order_with_what_the_users_stream_writes(world: Scenes, placed: str) -> None:
-    for rank in value(world, f"{placed} guarded"):
+def test_replicas_are_compared_in_order_with_what_the_users_stream_writes(two: Ranks, placed: str) -> None:
+    for rank in two(guarded, placed):
         assert f"parameters differ between ranks before step {STEPS - SAVED}: " in rank["text"]
         assert rank["races"] == []

@@ -8,7 +8,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,4 +192,4 @@ def run(block: Block) -> None:
         names.clear()  # functions of the block's hold them, and the wire holds those
 
 
-SCENES = {str(block): partial(run, block) for block in blocks("python") if not block.not_run}
+BLOCKS = [block for block in blocks("python") if not block.not_run]

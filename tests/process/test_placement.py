@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from tests.device.scenes_placed import STAGED, STEPS, STREAMED, TRAINED
+from gradwire._api.configuration import PlacementName
+from tests.device.scenes_placed import (
+    STAGED,
+    STEPS,
+    STREAMED,
+    TRAINED,
+    captured,
+    captured_by_one,
+    measures,
+    mixed_placements,
+    mixed_units,
+    mixed_world,
+    trains,
+    unreachable,
+    without_gloo,
+)
 from tests.support.looped import looped
-from tests.support.world import Scenes, value
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    return Scenes("tests.device.scenes_placed", 2, tmp_path_factory.mktemp("placed"))
+from tests.support.recipes import EVERY_RECIPE
+from tests.support.world import Ranks
 
 
 @looped("name", TRAINED)
-def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(world: Scenes, name: str) -> None:
-    ranks = value(world, f"trains {name}")
+def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(two: Ranks, name: str) -> None:
+    ranks = two(trains, EVERY_RECIPE[name])
     assert len({rank["there"]["digest"] for rank in ranks}) == 1
     for rank in ranks:
         assert rank["races"] == []
@@ -32,17 +43,14 @@ def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(world: Scenes, na
         assert rank["here"]["pinned"] == rank["here"]["copied_s"] == 0
 
 
-ON_DEVICE = [("stages", "staged", name) for name in STAGED] + [
-    ("streams", "stream", name) for name in STREAMED
-]
+ON_DEVICE = [("staged", name) for name in STAGED] + [("stream", name) for name in STREAMED]
 READ_HOST = {"threshold", "gcomp"}
 
 
-@looped(("scene", "placement", "name"), ON_DEVICE)
-def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
-    world: Scenes, scene: str, placement: str, name: str
-) -> None:
-    ranks = value(world, f"{scene} {name}")
+@looped(("placement", "name"), ON_DEVICE)
+def test_a_training_on_the_device_is_the_cpus_bit_for_bit(two: Ranks, placement: str, name: str) -> None:
+    streams = placement == "stream"
+    ranks = two(trains, EVERY_RECIPE[name], "auto" if streams else "device", streams=streams)
     assert len({rank["there"]["digest"] for rank in ranks}) == 1
     for rank in ranks:
         there, here = rank["there"], rank["here"]
@@ -56,8 +64,8 @@ def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
         assert (there["step"], there["skipped"]) == (STEPS - 1, 1)
 
 
-def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(world: Scenes) -> None:
-    ranks = value(world, "measures")
+def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(two: Ranks) -> None:
+    ranks = two(measures)
     assert all(rank == ranks[0] for rank in ranks)
     assert ranks[0]["placement"] == "stream"
     assert ranks[0]["settled"]
@@ -66,8 +74,8 @@ def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(world: Scen
     assert ranks[0]["beta_s"] > 0.0
 
 
-def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(world: Scenes) -> None:
-    for rank in value(world, "without gloo"):
+def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(two: Ranks) -> None:
+    for rank in two(without_gloo):
         assert rank["kind"] == "TransportError", "by way of the host nothing can be sent"
         assert "could not connect ranks [1]" in rank["text"]
         assert rank["there"]["placement"] == "stream"
@@ -75,19 +83,19 @@ def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(w
         assert rank["there"]["step"] == STEPS - 1
 
 
-@looped("placed", ["host", "staged", "streamed"])
+@looped(("asked", "streams"), [("host", False), ("device", False), ("device", True)])
 def test_a_backward_pass_that_is_captured_is_refused_before_the_device_is_asked_for_anything(
-    world: Scenes, placed: str
+    two: Ranks, asked: PlacementName, streams: bool
 ) -> None:
-    for rank in value(world, f"{placed}, captured"):
+    for rank in two(captured, asked, streams=streams):
         assert rank["there"]["kind"] == "GradwireError", rank["there"]["text"]
         assert "this backward pass is captured into a graph" in rank["there"]["text"]
         same = ("digest", "step")
         assert [rank["there"][key] for key in same] == [rank["here"][key] for key in same]
 
 
-def test_a_graph_on_one_rank_is_named_on_the_others(world: Scenes) -> None:
-    other, own = value(world, "captured by one")
+def test_a_graph_on_one_rank_is_named_on_the_others(two: Ranks) -> None:
+    other, own = two(captured_by_one)
     assert "this backward pass is captured into a graph" in own["text"]
     assert other["kind"] == "RanksDisagree"
     assert "rank 1: a backward pass that is captured into a graph" in other["text"]
@@ -96,23 +104,24 @@ def test_a_graph_on_one_rank_is_named_on_the_others(world: Scenes) -> None:
 @looped(
     ("scene", "field"),
     [
-        ("mixed world", "device"),
-        ("mixed placements", "placement"),
-        ("mixed units", "most elements of a unit"),
+        (mixed_world, "device"),
+        (mixed_placements, "placement"),
+        (mixed_units, "most elements of a unit"),
     ],
 )
-def test_ranks_that_differ_are_refused_on_all(world: Scenes, scene: str, field: str) -> None:
-    for rank in value(world, scene):
+def test_ranks_that_differ_are_refused_on_all(
+    two: Ranks, scene: Callable[[], dict[str, str]], field: str
+) -> None:
+    for rank in two(scene):
         assert rank["kind"] == "RanksDisagree"
         assert f"disagree on {field}" in rank["text"]
 
 
 @pytest.mark.rest
 def test_a_rank_that_gloo_cannot_reach_is_an_error_on_all_long_before_the_timeout_and_the_next_attach_works(
-    world: Scenes,
+    two: Ranks,
 ) -> None:
-    ranks: list[dict[str, Any]] = value(world, "unreachable")
-    for rank in ranks:
+    for rank in two(unreachable):
         assert rank["kind"] == "TransportError"
         assert "could not connect ranks [0, 1]: set GLOO_SOCKET_IFNAME" in rank["text"]
         assert rank["took"] < 0.5, "of the timeout of the model's group"
