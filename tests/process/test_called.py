@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -102,12 +103,13 @@ class _Left(Exception):
     """A hook of the user's leaves a step out."""
 
 
-def reported_inside(*, reads: bool, passes: int) -> Run:
+def reported_inside(source: str, *, reads: bool, passes: int) -> Run:
     """Steps of so many backward passes each, one of which a hook leaves out. On rank 0 another hook reads the
     report before.
     """
     torch.manual_seed(0)
-    model, replicas = wrapped(perceptron(), "ddp")
+    model = perceptron()
+    model = fully_shard(model) if source == "fsdp2" else DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     leaves = [False]
 
@@ -119,7 +121,7 @@ def reported_inside(*, reads: bool, passes: int) -> Run:
 
     optimizer.register_step_pre_hook(hook)
     with told() as lines:
-        wire = gradwire.attach(model, optimizer, "topk(ratio=0.05)", **replicas)
+        wire = gradwire.attach(model, optimizer, "int4" if source == "fsdp2" else "topk(ratio=0.05)")
         for number in range(STEPS):
             optimizer.zero_grad()
             for part in range(passes):
@@ -131,9 +133,12 @@ def reported_inside(*, reads: bool, passes: int) -> Run:
 
 
 @pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.rest)])
-def test_a_report_that_is_read_in_a_step_that_is_left_out_changes_nothing(two: Ranks, passes: int) -> None:
+@pytest.mark.parametrize("source", ["ddp", pytest.param("fsdp2", marks=pytest.mark.rest)])
+def test_a_report_that_is_read_in_a_step_that_is_left_out_changes_nothing(
+    two: Ranks, source: str, passes: int
+) -> None:
     """It took the exchange for final: the rank that read it went on with another memory and another count."""
-    quiet, read = (two(reported_inside, reads=reads, passes=passes) for reads in (False, True))
+    quiet, read = (two(reported_inside, source, reads=reads, passes=passes) for reads in (False, True))
     assert [each.end for each in read] == [each.end for each in quiet], "bit for bit, and in the same step"
     assert [each.dropped for each in read] == [each.dropped for each in quiet]
 

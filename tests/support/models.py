@@ -57,10 +57,18 @@ def train(
 
 
 def digest(module: nn.Module) -> str:
-    """A fingerprint of every bit of the parameters."""
+    """A fingerprint of every bit of the parameters, or of their shards on this rank."""
     hashed = hashlib.sha256()
     for parameter in module.parameters():
-        hashed.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        hashed.update(
+            getattr(parameter, "_local_tensor", parameter)
+            .detach()
+            .cpu()
+            .contiguous()
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
     return hashed.hexdigest()[:16]
 
 
