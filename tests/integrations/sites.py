@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -21,11 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.agreement.agree import checksum
+from gradwire.sources.delta import Delta
 from gradwire.step.optimizers import local
-from tests.process.store_sites import broken
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
 
+NO_MEMORY = MemoryError("no memory")
 EVERY = 3
 
 
@@ -79,7 +81,8 @@ def trained(
         while wire.rounds < rounds:
             optimizer.zero_grad()
             model(torch.randn(8, 32, generator=random)).square().mean().backward()
-            with broken() if rank == 1 and 0 < breaks_at <= seen else nullcontext():
+            lacks_memory = rank == 1 and 0 < breaks_at <= seen
+            with patch.object(Delta, "pack", side_effect=NO_MEMORY) if lacks_memory else nullcontext():
                 try:
                     optimizer.step()
                 except Exception as error:

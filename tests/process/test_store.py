@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -332,7 +331,7 @@ def test_a_site_by_fsdp2_goes_on_from_its_save_and_from_the_folder_alone(two: Ra
 
 def refused(recipe: str) -> str:
     """By a site of one rank."""
-    return str(raised(partial(_site, perceptron(), tempfile.mkdtemp(), recipe=recipe)))
+    return str(raised(partial(_site, perceptron(), common_folder(), recipe=recipe)))
 
 
 @pytest.mark.parametrize("recipe", ["int4", "powersgd(rank=2)", "leader_topk(ratio=0.1)", "threshold"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 import gradwire
 from tests.support.models import batch
+from tests.support.ranks import FOLDER
 
 EVERY = 4
 plain_sgd = partial(torch.optim.SGD, lr=1.0)
@@ -87,12 +89,10 @@ def normed_and_wire(recipe: str, delay: int) -> tuple[nn.Module, torch.optim.Opt
 
 def rested(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
     """Steps that learn nothing."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
+    [group] = optimizer.param_groups
+    rate, group["lr"] = group["lr"], 0.0
     steps(model, optimizer, range(first, first + count))
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    group["lr"] = rate
 
 
 State = dict[str, Tensor]
@@ -163,7 +163,7 @@ class ScheduleFree(torch.optim.SGD):
 
 
 def common_folder() -> str:
-    """A new one that all ranks know."""
-    told = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    """A new one that all ranks know, in that of their scenes."""
+    told = [tempfile.mkdtemp(dir=os.environ[FOLDER]) if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(told, src=0)
     return str(told[0])
