@@ -140,6 +140,18 @@ def _copies(_comm: object, tensor: Tensor, out: Tensor) -> Pending:
     return DONE
 
 
+def _issued(
+    verb: Callable[..., Any], comm: ProcessGroupComm, tensor: Tensor, out: Tensor, **options: Any
+) -> Pending:
+    """Issue the library's collective. Raises `TransportError`."""
+    tensors = (tensor,) if out is tensor else (out.view(-1), tensor.view(-1))
+    try:
+        pending = WorkPending([verb(*tensors, group=comm.group, async_op=True, **options)], comm.group)
+    except RuntimeError as error:
+        raise TransportError(f"a collective could not be issued: {error}") from error
+    return comm._beside().issue(pending.wait) if comm.group in is_lost else pending
+
+
 SWAP_BYTES = 4 * 2**20
 """Size up to which two ranks on gloo swap and add instead of running a ring of two. The bytes are the same
 and the messages fewer. A swap takes a quarter of the CPU time at 800 kB and below, and the same from about
@@ -304,18 +316,18 @@ class ProcessGroupComm(PointToPointComm):
         """
         if self.world == 1:
             return _stays if round_.verb in ("all_reduce", "broadcast") else _copies
-        bound = None if is_cpu or round_.algorithm != "library" else self._bound
+        if round_.algorithm != "library":
+            if round_.algorithm == "direct" and is_cpu:
+                return self._direct(nbytes)
+            return lambda comm, tensor, _out: comm.hop(collective_of(round_, tensor))
+        bound = None if is_cpu else self._bound
         if bound is not None and round_.verb in ("all_reduce", "all_gather", "all_to_all"):
             return partial(_InStream, round_.verb, bound)
         match round_.verb:
-            case "all_reduce" if round_.algorithm == "direct" and is_cpu:
-                return self._direct(nbytes)
-            case "all_reduce" | "broadcast" if round_.algorithm != "library":
-                return lambda comm, tensor, _out: comm.hop(collective_of(round_, tensor))
             case "all_reduce":
                 return self._all_reduce(nbytes, is_cpu)
             case "broadcast":
-                return lambda comm, tensor, _out: comm._work(dist.broadcast, tensor, group_src=round_.src)
+                return partial(_issued, dist.broadcast, group_src=round_.src)
             case "all_gather":
                 return self._all_gather(nbytes, is_cpu)
             case "all_to_all":
@@ -325,13 +337,6 @@ class ProcessGroupComm(PointToPointComm):
                 if target == self.rank:  # a copy
                     return _copies
                 return lambda comm, tensor, out: comm._shift(target, source, tensor, out)
-
-    def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
-        try:
-            work = WorkPending([verb(*args, group=self.group, async_op=True, **kwargs)], self.group)
-        except RuntimeError as error:
-            raise TransportError(f"a collective could not be issued: {error}") from error
-        return self._beside().issue(work.wait) if self.group in is_lost else work
 
     def hop(self, collective: Collective) -> Pending:
         """See `PointToPointComm.hop`: on a thread beside the caller."""
@@ -349,7 +354,7 @@ class ProcessGroupComm(PointToPointComm):
             return self._direct(nbytes)
         if is_cpu and (self._is_striped(nbytes // self.world) or self.series is not None):
             return lambda comm, tensor, _out: comm.hop(partial(gloo_all_reduce, tensor))
-        return lambda comm, tensor, _out: comm._work(dist.all_reduce, tensor)
+        return partial(_issued, dist.all_reduce)
 
     def _direct(self, nbytes: int) -> Way:
         """Exchange tensors among all ranks; the waiting thread adds them.
@@ -378,7 +383,7 @@ class ProcessGroupComm(PointToPointComm):
             return ProcessGroupComm._gather_in_messages
         if is_cpu and (self.series is not None or self._is_striped(nbytes)):
             return ProcessGroupComm._gather_in_a_ring
-        return lambda comm, tensor, out: comm._work(_all_gather_flat, out.view(-1), tensor)
+        return partial(_issued, _all_gather_flat)
 
     def _gather_in_messages(self, tensor: Tensor, out: Tensor) -> Pending:
         """As many bytes as a ring, and one latency."""
@@ -413,7 +418,8 @@ class ProcessGroupComm(PointToPointComm):
         splits = [sent.numel()] * self.world
         splits[self.rank] = 0
         copies = sent if self.world == 2 else sent.repeat(self.world - 1)
-        return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
+        cut = {"output_split_sizes": splits, "input_split_sizes": splits}
+        return _issued(dist.all_to_all_single, self, copies, received, **cut)
 
     def _beside(self) -> Progress:
         """The helper thread, which waits where gloo does not call back."""
@@ -422,7 +428,7 @@ class ProcessGroupComm(PointToPointComm):
 
     def _all_to_all(self, nbytes: int, is_cpu: bool) -> Way:
         if not is_cpu or (nbytes <= self.world * self._short_bytes and self.series is None):
-            return lambda comm, tensor, out: comm._work(dist.all_to_all_single, out, tensor)
+            return partial(_issued, dist.all_to_all_single)
         return ProcessGroupComm._exchange_pieces
 
     def _exchange_pieces(self, tensor: Tensor, out: Tensor) -> Pending:
