@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -205,8 +204,7 @@ def accident(reducer: Reducer, where: str) -> Iterator[None]:
         agreed = collectives(self, *args, **named)
         if self.exchange is not flat_buffer.exchange:
             return agreed
-        exchange: Any = SimpleNamespace(start=partial(start, agreed.exchange.start))
-        return replace(agreed, exchange=exchange)
+        return replace(agreed, start=partial(start, agreed.start))
 
     patch: Any
     if where == "compensate":

@@ -20,6 +20,9 @@ from gradwire.unit.context import ExchangeContext, ExchangeState, Part
 Decode = Callable[[], None]
 """Function that waits for the last round and decodes it. It must not issue a collective."""
 
+Start = Callable[[Tensor, Tensor, Comm, ExchangeContext], Decode]
+"""`Exchange.start` of one exchange."""
+
 
 if not TYPE_CHECKING:
     __getattr__ = formerly(__name__, "ExchangeLaws")

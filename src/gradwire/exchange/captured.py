@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.exchange.base import Decode, Exchange
+from gradwire.exchange.base import Decode, Exchange, Start
 from gradwire.kernels.graphs import Graph, Graphs
 from gradwire.kernels.uploads import TooEarly, holding
-from gradwire.laws import Laws
 from gradwire.unit.context import ExchangeContext, ExchangeState
 
 T = TypeVar("T")
@@ -53,8 +52,8 @@ class Captures:
         self.graphs = graphs
         self.memory_bytes = graphs.memory_bytes
 
-    def around(self, exchange: Exchange, label: str) -> Exchange:
-        return CapturedExchange(exchange, self, label) if exchange.laws.repeats else exchange
+    def around(self, exchange: Exchange, label: str) -> Start | None:
+        return CapturedExchange(exchange, self, label).start if exchange.laws.repeats else None
 
 
 class _Apart(ExchangeContext):
@@ -216,17 +215,6 @@ class CapturedExchange:
 
     def __post_init__(self) -> None:
         self._turn = getattr(self.exchange, "turn", None)
-
-    @property
-    def laws(self) -> Laws:
-        return self.exchange.laws
-
-    @property
-    def memory(self) -> None:
-        return None
-
-    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        return self.exchange.rounds(numel, dtype, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         if self.captures.is_usual and self._left:

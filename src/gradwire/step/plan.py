@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from gradwire.comm import Round
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import Exchange, Start
 from gradwire.exchange.compose import Scheme
 from gradwire.laws import phase_of
 from gradwire.unit.context import ExchangeContext
@@ -28,16 +28,16 @@ class Captures(Protocol):
     def memory_bytes(self) -> int:
         """Bytes of the device's memory that the graphs keep."""
 
-    def around(self, exchange: Exchange, label: str) -> Exchange:
-        """Return `exchange` of the unit `label` with graphs, or as it is if none of it is captured."""
+    def around(self, exchange: Exchange, label: str) -> Start | None:
+        """Return the start of `exchange` of the unit `label` with graphs; `None` if none of it is captured."""
 
 
 @dataclass(frozen=True)
 class Collectives:
     """The collectives of an exchange in the steps of one phase."""
 
-    exchange: Exchange
-    """Issues them. Of a scheme, what its schedule runs in this phase."""
+    start: Start
+    """Issues them. Of a scheme, that of the exchange that its schedule runs in this phase."""
     rounds: tuple[Round, ...]
     """The collectives in order, the same on all ranks. If there are none, the unit rests."""
     wire_bytes: float | None
@@ -80,16 +80,13 @@ class ExchangePlan:
         """The collectives in the step of `ctx`. An exchange without phases is asked in every step."""
         phase = () if self._is_fixed else phase_of(self.exchange, ctx)
         if phase is None:
-            return self._asked(ctx)
+            return self._asked(ctx, None)
         found = self._by_phase.get(phase)
         if found is None:
             if len(self._by_phase) >= MOST_PHASES:
                 self._by_phase.clear()
-            found = self._asked(ctx)
-            if self.captures is not None:  # a graph belongs to a phase, in which it is the same exchange
-                exchange = self.captures.around(found.exchange, self.label)
-                found = replace(found, exchange=exchange, is_captured=exchange is not found.exchange)
-            self._by_phase[phase] = found
+            # A graph belongs to a phase, in which it is the same exchange.
+            found = self._by_phase[phase] = self._asked(ctx, self.captures)
         return found
 
     def room(self, x: Tensor, agreed: Collectives) -> Tensor:
@@ -107,11 +104,13 @@ class ExchangePlan:
         """Bytes of the `room` that is the same in all steps."""
         return 0 if self._mean is None else self._mean.nbytes
 
-    def _asked(self, ctx: ExchangeContext) -> Collectives:
+    def _asked(self, ctx: ExchangeContext, captures: Captures | None) -> Collectives:
         now = self.exchange.now(ctx) if isinstance(self.exchange, Scheme) else self.exchange
         rounds = () if now is None else now.rounds(self.numel, self.dtype, ctx)
         is_known = not any(each.at_most for each in rounds)
         wire_bytes = sum(each.wire_bytes(ctx.world) for each in rounds) if is_known else None
         checks = self.checked and any(each.verb != "all_reduce" for each in rounds)
         running = self.exchange if now is None else now
-        return Collectives(running, rounds, wire_bytes, checks or not self._is_total)
+        captured = None if captures is None else captures.around(running, self.label)
+        start = captured or running.start
+        return Collectives(start, rounds, wire_bytes, checks or not self._is_total, captured is not None)

@@ -893,7 +893,7 @@ class Reducer(InstalledRecipe):
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
                     exchange.mean = plan.room(exchange.x, agreed)
-                exchange.decode = agreed.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
+                exchange.decode = agreed.start(exchange.x, exchange.mean, comm, exchange.ctx)
         except TransportError:
             raise
         except BaseException as error:
