@@ -171,7 +171,6 @@ class Arrangement:
         torch._foreach_copy_(ranges, raw.split_with_sizes([each.numel() for each in ranges]))
 
 
-@lru_cache(maxsize=1024)
 def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
     """Lay out a unit of `numel` elements for factors of `rank`.
 
@@ -291,7 +290,7 @@ class PowerSgd:
         return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        unit = arrange(numel, ctx.parts, self.rank)
+        unit = ctx.once(_arranged, numel, self.rank)
         sizes = (unit.left.numel + unit.raw_numel, unit.right.numel)
         return tuple(_sum_of(size, factor_type(dtype), ctx.world) for size in sizes if size)
 
@@ -351,7 +350,7 @@ class AcpSgd:
         return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        unit = arrange(numel, ctx.parts, self.rank)
+        unit = ctx.once(_arranged, numel, self.rank)
         size = (unit.left if self._sends_left(ctx) else unit.right).numel + unit.raw_numel
         return (_sum_of(size, factor_type(dtype), ctx.world),) if size else ()
 
