@@ -140,7 +140,10 @@ def read(state: State, event: Event) -> None:
             if not exchange.is_final and optimizer not in exchange.ended and is_known(state, optimizer):
                 _clear(state, optimizer, look)
         case StepEnded(optimizer, look):
-            if not optimizer.is_given and is_around(state, optimizer):
+            # One that was not given has stepped around others that were.
+            if not optimizer.is_given and optimizer.names <= {
+                name for each in exchange.ended if each.is_given for name in each.names
+            }:
                 del followed[optimizer]
                 state.said = ()
                 return
@@ -167,11 +170,14 @@ def read(state: State, event: Event) -> None:
         case RolledBack(fates, is_dropped):
             exchange.cleared |= fates.dropped
             state.open = fates.open
-            state.dropped += is_dropped
-            state.in_a_row += is_dropped
+            if is_dropped:
+                state.dropped, state.in_a_row = state.dropped + 1, state.in_a_row + 1
         case ExchangeBegan(compresses, goes_on):
-            state.passes = state.passes + compresses if goes_on else 1
-            state.is_retired &= not compresses
+            if not goes_on:
+                state.passes = 1
+            elif compresses:
+                state.passes += 1
+            state.is_retired = state.is_retired and not compresses
             state.exchange = SinceExchange(has_begun=True, is_final=False, compresses=compresses)
             for each, its in [*followed.items()]:
                 its.doubts = ()
@@ -258,12 +264,6 @@ def may_step_instead(state: State) -> bool:
     return state.rules.takes_back and not state.exchange.is_final and not is_inside
 
 
-def is_around(state: State, optimizer: KnownOptimizer) -> bool:
-    """True if an optimizer that was not given has stepped around others that were."""
-    given = [each for each in state.exchange.ended if each.is_given]
-    return optimizer.names <= {name for each in given for name in each.names}
-
-
 def is_known(state: State, optimizer: KnownOptimizer) -> bool:
     """True if a missing step of this optimizer means that its gradients were thrown away.
 
@@ -279,23 +279,25 @@ def doubts(state: State, optimizer: KnownOptimizer, first: Mark | None) -> tuple
     make its state.
     """
     exchange, rules = state.exchange, state.rules
-    if first is None or rules.is_alone or state.is_retired or rules.may_differ():
+    if first is None or rules.is_alone or state.is_retired:
         return ()
     its, added = state.followed[optimizer], exchange.added.get(optimizer)
     is_new = exchange.has_begun and optimizer not in exchange.ended
     is_used = its.used is not None and its.used[1] == first[1] and its.used[0]() is first[0]()
     is_unseen = not (is_new or is_used or exchange.is_local)
     has_part = added is not None and first[0]() is added[0]()
-    return (UNSEEN,) * is_unseen + (PARTLY,) * has_part
+    found = ((UNSEEN,) if is_unseen else ()) + ((PARTLY,) if has_part else ())
+    return () if found and rules.may_differ() else found
 
 
 def complaints(state: State, optimizer: KnownOptimizer, look: Look) -> tuple[str, ...]:
     """Complaints about a step that ends with these gradients."""
     begun = state.followed[optimizer].doubts
     ended = () if look.are_zero else doubts(state, optimizer, look.first)
-    said = (PASSES,) * (state.passes > 1)
-    said += (UNSEEN,) * (UNSEEN in begun or UNSEEN in ended) + (PARTLY,) * (PARTLY in begun)
-    return said + (ANOTHER,) * (not optimizer.is_given and state.exchange.compresses)
+    said = (PASSES,) if state.passes > 1 else ()
+    said += (UNSEEN,) if UNSEEN in begun or UNSEEN in ended else ()
+    said += (PARTLY,) if PARTLY in begun else ()
+    return said + ((ANOTHER,) if state.exchange.compresses and not optimizer.is_given else ())
 
 
 def _clear(state: State, optimizer: KnownOptimizer, look: Look) -> None:
