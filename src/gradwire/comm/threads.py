@@ -214,12 +214,8 @@ def run_ranks(world: int, body: Callable[[ThreadComm], T]) -> list[T]:
     meeting.turns.pass_on(world - 1)
     for thread in threads:
         thread.join()
-    _raise_first(errors)
-    return results
-
-
-def _raise_first(errors: Sequence[BaseException | None]) -> None:
     raised = [error for error in errors if error is not None]
     causes = [error for error in raised if not isinstance(error, RanksDisagree)]
     for error in causes or raised:
         raise error
+    return results

@@ -40,7 +40,7 @@ from torch import Tensor
 from torch.autograd import Variable, profiler
 
 from gradwire.agreement.calls import Calls
-from gradwire.comm import Pending, owe_zeros
+from gradwire.comm import Comm, Pending, owe_zeros
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import clock_of, now_s
 from gradwire.measure.link import votes_alone
@@ -588,8 +588,9 @@ class Reducer(InstalledRecipe):
         if self._controller.looks_on:
             yield lambda step: self._controller.before(step, self.env)
         if (buffers := self.env.buffers) is not None:
-            metered = self._over_everyone if self._is_sharded else self._beside_gradients
-            yield partial(self._send_buffers, buffers, metered)
+            # Over more ranks than gradients take, what passes says nothing of their link.
+            everyone = self.placement.everyone or self._control if self._is_sharded else None
+            yield partial(self._send_buffers, buffers, everyone)
         if self._marks is not None:
             yield partial(self._begin_marks, self._marks)
         if self._captures is not None:  # last, as it asks what the others have asked for
@@ -660,32 +661,16 @@ class Reducer(InstalledRecipe):
         step.votes_last |= step.is_timed and votes_alone(step.number)
 
     def _send_buffers(
-        self,
-        buffers: Callable[[], SideBroadcast | None],
-        metered: Callable[[Step], MeteredComm],
-        step: Step,
+        self, buffers: Callable[[], SideBroadcast | None], everyone: Comm | None, step: Step
     ) -> None:
-        """Worker: broadcast the model's buffers, if the step has any.
-
-        Args:
-            buffers: those of the step.
-            metered: makes the comm that carries them.
-            step: the one that begins.
-        """
+        """Worker: broadcast the model's buffers, if the step has any, over `everyone`, or as gradients go."""
         carried = buffers()
         if carried is not None:
             step.flight.carried.append(carried)
-            self.unless_broken(carried.send, metered(step))
+            beside = step.meter(self.comm, step.trace, "buffers") if everyone is None else everyone
+            self.unless_broken(carried.send, beside)
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers")
-
-    def _beside_gradients(self, step: Step) -> MeteredComm:
-        """Worker: the comm of what passes over the same ranks as gradients do."""
-        return step.meter(self.comm, step.trace, "buffers")
-
-    def _over_everyone(self, _step: Step) -> MeteredComm:
-        """Worker: the comm of what passes over more ranks, which says nothing of the gradients' link."""
-        return MeteredComm(self.placement.everyone or self._control)
 
     def _begin_marks(self, marks: Marks, step: Step) -> None:
         """Worker: clear marks; encode gradients as they come, unless observers want units."""
@@ -1009,7 +994,11 @@ class Reducer(InstalledRecipe):
         """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none."""
         assert step.flight.status_vote is not None, "voted first"
         votes = step.flight.status_vote.votes()
-        step.flight.receive_buffers(votes.stale)
+        for each in step.flight.carried:
+            each.wait()
+        step.flight.stale = votes.stale
+        if votes.stale:  # on any rank: then none uses the buffers
+            step.flight.carried.clear()
         step.receive_small()
         step.computing_by_rank_s = tuple(row.computing_s for row in votes.rows)
         for small in step.flight.small:
@@ -1071,7 +1060,8 @@ class Reducer(InstalledRecipe):
             self._end(step, self._commit(step, votes, not values[-1]))
 
     def _commit(self, step: Step, votes: Votes, finite: bool) -> Outcome:
-        """Worker: make the working memory the committed one, if the step was `finite`.
+        """Worker: make the working memory the committed one, if the step was `finite`, and hand its facts to
+        the controller.
 
         Args:
             step: has all its means.
@@ -1085,17 +1075,12 @@ class Reducer(InstalledRecipe):
                 )
             self.step += 1
             self._is_counted = True
-        self._observe(step, votes, committed=finite)
-        return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
-
-    def _observe(self, step: Step, votes: Votes, *, committed: bool) -> None:
-        """Worker: hand the facts of a step to the controller, which may name the recipe that follows.
-        `committed` says whether the step counts.
-        """
+        # The controller may name the recipe that follows.
         rows = [row.facts[len(step.told) :] for row in votes.rows]
-        self._following = self._controller.observe(step, rows, committed=committed)
+        self._following = self._controller.observe(step, rows, committed=finite)
         self.facts = self._controller.facts or self.facts
         self.is_serial = self._controller.is_serial
+        return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
 
     def _finish_running(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """Worker: give the running step its outcome, and finish it for the model."""

@@ -133,14 +133,6 @@ class Flight:
     stale: bool = False
     """True if the model's buffers were out of date on some rank, and are not used."""
 
-    def receive_buffers(self, stale: bool) -> None:
-        """Block until rank 0's buffers are here. If any rank's are `stale`, they are not used."""
-        for each in self.carried:
-            each.wait()
-        self.stale = stale
-        if stale:
-            self.carried.clear()
-
 
 @dataclass
 class Sent:
@@ -401,11 +393,6 @@ class Step:
             except DAMAGED as error:
                 self.fail(error, "small gradients")
 
-    def small_are_finite(self) -> bool:
-        """True if all small means are finite, once they have come; the same on all ranks."""
-        self.receive_small()
-        return all(small.is_finite() for small in self.flight.small)
-
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
         self.outcome, self.error, self.is_over = outcome, error, True
@@ -420,7 +407,8 @@ class ShardedStep(Step):
 
     def sound(self) -> bool:
         """Whether this rank's row calls its gradients and its small means finite."""
-        return self.small_are_finite() and self.is_finite()
+        self.receive_small()
+        return all(small.is_finite() for small in self.flight.small) and self.is_finite()
 
 
 class DeferredStep(Step):
