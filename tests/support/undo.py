@@ -50,7 +50,7 @@ from gradwire.step.events import (
 from gradwire.step.fates import (
     PARTLY,
     UNSEEN,
-    Rules,
+    FateRules,
     State,
     fates_of,
     is_used_up,
@@ -294,7 +294,7 @@ class Told:
         """As of `Player`."""
         self._raises = options.get("raises", False)
         self.state = State(
-            Rules(
+            FateRules(
                 frozenset("wb"),
                 takes_back=options.get("skipped") != "keep",
                 is_alone=options.get("alone", False),

@@ -36,7 +36,7 @@ _LOG = logging.getLogger("gradwire")
 
 _CAPTURES = threading.Lock()
 EAGER = 2
-"""Usual steps with the same addresses that run before one captures: they compile kernels and send tables."""
+"""Steps with the same addresses that run before one captures: they compile kernels and send tables."""
 MOST = 8
 """Tapes of a unit that are kept. Usually there are two: a memory that is committed changes places with the
 one that the next step writes."""
@@ -45,10 +45,10 @@ TRIES = 16
 
 
 class Captures:
-    """See `gradwire.step.plan.Captures`. Exchanges of units that repeat themselves are captured."""
+    """See `gradwire.step.plan.UnitCaptures`. Exchanges of units that repeat themselves are captured."""
 
     def __init__(self, graphs: Graphs) -> None:
-        self.is_usual = False
+        self.are_allowed = False
         self.graphs = graphs
         self.memory_bytes = graphs.memory_bytes
 
@@ -195,7 +195,7 @@ class _Tape:
 
 @dataclass
 class _Uses:
-    """Usual steps with the same addresses."""
+    """Steps with the same addresses."""
 
     number: int = 0
     tape: _Tape | None = None
@@ -203,7 +203,7 @@ class _Uses:
 
 @dataclass(eq=False)
 class CapturedExchange:
-    """`exchange` of one unit, which is replayed in usual steps once its addresses have come back."""
+    """`exchange` of one unit, which is replayed once its addresses have come back, in steps that allow it."""
 
     exchange: Exchange
     captures: Captures
@@ -217,7 +217,7 @@ class CapturedExchange:
         self._turn = getattr(self.exchange, "turn", None)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
-        if self.captures.is_usual and self._left:
+        if self.captures.are_allowed and self._left:
             key = x.data_ptr(), mean.data_ptr(), None if self._turn is None else self._turn(ctx)
             uses = self._known.get(key)
             if uses is None:

@@ -22,7 +22,7 @@ from gradwire.planning.health import Condition, Health
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.step.layout import Layout, Policy
-from gradwire.step.plan import Captures
+from gradwire.step.plan import UnitCaptures
 from gradwire.step.step import SideBroadcast, Step
 from gradwire.unit.context import Replicas
 
@@ -192,7 +192,7 @@ class ReducerEnvironment:
     another process are there."""
     on_link: Callable[[float], None] = lambda _byte_s: None
     """Called after each step with the seconds per byte of the link, once they are known."""
-    captures_for: Callable[[Graphs], Captures] | None = None
+    captures_for: Callable[[Graphs], UnitCaptures] | None = None
     """Makes what captures stretches of kernels, where memory is on a device with graphs; `None` if that is
     off."""
     observers: list[StepObserver] = field(default_factory=list)

@@ -39,8 +39,8 @@ passes came before it; another optimizer has stepped. `optimizer_log` has their 
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Rules that hold as long as a model is followed."""
+class FateRules:
+    """FateRules that hold as long as a model is followed."""
 
     names: frozenset[str] = frozenset()
     """All parameters."""
@@ -99,7 +99,7 @@ class Followed:
 class State:
     """State that is carried from one exchange to the next, and the present `exchange`."""
 
-    rules: Rules = Rules()
+    rules: FateRules = FateRules()
     stepped: set[str] = field(default_factory=set)
     """Parameters of all optimizers that have ever stepped, as a checkpoint saves them. An optimizer that has
     not, and shares no parameter with these, may not be the one that steps."""
@@ -294,7 +294,7 @@ def complaints(state: State, optimizer: KnownOptimizer, look: Look) -> tuple[str
     """Complaints about a step that ends with these gradients."""
     begun = state.followed[optimizer].doubts
     ended = () if look.are_zero else doubts(state, optimizer, look.first)
-    said = (PASSES,) if state.passes > 1 else ()
+    said: tuple[str, ...] = (PASSES,) if state.passes > 1 else ()
     said += (UNSEEN,) if UNSEEN in begun or UNSEEN in ended else ()
     said += (PARTLY,) if PARTLY in begun else ()
     return said + ((ANOTHER,) if state.exchange.compresses and not optimizer.is_given else ())

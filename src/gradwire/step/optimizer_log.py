@@ -44,7 +44,7 @@ from gradwire.step.fates import (
     PARTLY,
     PASSES,
     UNSEEN,
-    Rules,
+    FateRules,
     State,
     are_final,
     doubts,
@@ -89,7 +89,7 @@ _PARTLY = (
 )
 
 
-class Watched(KnownOptimizer):
+class WatchedOptimizer(KnownOptimizer):
     """An optimizer whose gradients are looked at.
 
     It refers to the optimizer weakly: a hook of the user's on the optimizer may refer to the model, and as
@@ -165,7 +165,7 @@ class OptimizerLog:
             may_differ: whether ranks may take different numbers of steps, as under `join()`.
             stepped: `stepped` from now on, which a checkpoint saves and replaces; by default a new set.
         """
-        rules = Rules(frozenset(parameters), skipped == "drop", alone, device.is_host, may_differ)
+        rules = FateRules(frozenset(parameters), skipped == "drop", alone, device.is_host, may_differ)
         self.state = State(rules, set() if stepped is None else stepped)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._device, self._raises = device, raises
@@ -177,7 +177,7 @@ class OptimizerLog:
         self._follow(optimizers)
 
     def _follow(self, optimizers: Optimizers) -> None:
-        self._given = tuple(Watched(each, self._names, is_given=True) for each in optimizers)
+        self._given = tuple(WatchedOptimizer(each, self._names, is_given=True) for each in optimizers)
         self.append(Changed(self._given))
 
     @property
@@ -293,7 +293,7 @@ class OptimizerLog:
         """Note which optimizers got nothing but zeros: the means are in `p.grad`."""
         zeros = set[KnownOptimizer]()
         for each in self.state.followed if self._device.is_host else ():
-            assert isinstance(each, Watched)
+            assert isinstance(each, WatchedOptimizer)
             if are_zero(each.parameters.values()):
                 zeros.add(each)
         self.append(Exchanged(zeros))
@@ -327,7 +327,7 @@ class OptimizerLog:
         if found is not None:
             self.append(StepBegan(found))
         elif may_step_instead(self.state):
-            found = Watched(optimizer, self._names, is_given=False)
+            found = WatchedOptimizer(optimizer, self._names, is_given=False)
             if found.names:
                 self.append(StepBegan(found))
                 self.append(StepLooked(found, self._look(found)))
@@ -335,7 +335,7 @@ class OptimizerLog:
     def _look_for_raised(self) -> None:
         """Note which steps have raised. In a usual step none has begun when anything else is seen."""
         for each in [each for each, its in self.state.followed.items() if its.is_inside]:
-            assert isinstance(each, Watched)
+            assert isinstance(each, WatchedOptimizer)
             if not is_stepping(each.reference()):
                 self.append(StepRaised(each))
 
@@ -376,10 +376,10 @@ class OptimizerLog:
 
     # -- what gradients are there
 
-    def _watched(self, optimizer: torch.optim.Optimizer) -> Watched | None:
+    def _watched(self, optimizer: torch.optim.Optimizer) -> WatchedOptimizer | None:
         """The optimizer, if it is followed."""
         for each in self.state.followed:
-            if isinstance(each, Watched) and each.reference() is optimizer:
+            if isinstance(each, WatchedOptimizer) and each.reference() is optimizer:
                 return each
         return None
 
@@ -392,7 +392,7 @@ class OptimizerLog:
         waiting = unused(self.state)
         return {each: self._look(each, written) for each in self._given if each in waiting}
 
-    def _look(self, optimizer: Watched, written: Written = NONE_WRITTEN) -> Look:
+    def _look(self, optimizer: WatchedOptimizer, written: Written = NONE_WRITTEN) -> Look:
         optimizer.look_up(self._names)
         mine, gone, first, is_zero = optimizer.parameters, list[str](), None, False
         if written:
@@ -414,7 +414,7 @@ def _mark(gradient: Tensor) -> Mark:
     return weakref.ref(local), local._version
 
 
-def _about_to_step(log: weakref.ref[OptimizerLog], optimizer: Watched, *_: Any) -> None:
+def _about_to_step(log: weakref.ref[OptimizerLog], optimizer: WatchedOptimizer, *_: Any) -> None:
     following = log()
     if following is not None and optimizer in following.state.followed:
         following.append(StepLooked(optimizer, following._look(optimizer)))

@@ -19,17 +19,17 @@ MOST_PHASES = 1024
 """Most phases whose collectives are cached: a schedule that never repeats must not fill memory."""
 
 
-class Captures(Protocol):
+class UnitCaptures(Protocol):
     """Captures stretches of kernels in graphs, for the units of an installed recipe."""
 
-    is_usual: bool
+    are_allowed: bool
     """Whether the running step may capture and replay. Set when it begins."""
 
     def memory_bytes(self) -> int:
         """Bytes of the device's memory that the graphs keep."""
 
     def around(self, exchange: Exchange, label: str) -> Start | None:
-        """Return the start of `exchange` of the unit `label` with graphs; `None` if none of it is captured."""
+        """The start of `exchange` of the unit `label` with graphs; `None` if none of it is captured."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ExchangePlan:
     dtype: torch.dtype
     ctx: ExchangeContext
     checked: bool
-    captures: Captures | None = None
+    captures: UnitCaptures | None = None
     """Captures stretches of the exchange's kernels; `None` if none are captured."""
     may_overflow: bool = field(init=False)
     """True if finite inputs can give a mean that is not finite."""
@@ -104,7 +104,7 @@ class ExchangePlan:
         """Bytes of the `room` that is the same in all steps."""
         return 0 if self._mean is None else self._mean.nbytes
 
-    def _asked(self, ctx: ExchangeContext, captures: Captures | None) -> Collectives:
+    def _asked(self, ctx: ExchangeContext, captures: UnitCaptures | None) -> Collectives:
         now = self.exchange.now(ctx) if isinstance(self.exchange, Scheme) else self.exchange
         rounds = () if now is None else now.rounds(self.numel, self.dtype, ctx)
         is_known = not any(each.at_most for each in rounds)

@@ -58,7 +58,7 @@ from gradwire.step.intake import Intake
 from gradwire.step.marks import Marks
 from gradwire.step.moods import Mood, Outcome
 from gradwire.step.optimizer_log import NONE_WRITTEN, OptimizerLog, Written
-from gradwire.step.plan import Captures, ExchangePlan
+from gradwire.step.plan import ExchangePlan, UnitCaptures
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import DeferredStep, InFlight, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
@@ -594,7 +594,7 @@ class Reducer(InstalledRecipe):
         if self._marks is not None:
             yield partial(self._begin_marks, self._marks)
         if self._captures is not None:  # last, as it asks what the others have asked for
-            yield partial(self._look_if_usual, self._captures)
+            yield partial(self._allow_captures, self._captures)
 
     # -- what comes from the training thread: the beginning of a step, its gradient buckets, the end of them
 
@@ -619,11 +619,11 @@ class Reducer(InstalledRecipe):
         for feature in self._begins:
             feature(step)
 
-    def _look_if_usual(self, captures: Captures, step: Step) -> None:
+    def _allow_captures(self, captures: UnitCaptures, step: Step) -> None:
         """Worker: let the step use graphs, unless somebody looks at it: then it runs as others could follow
         it."""
         looks = step.is_timed or self.is_serial or step.unit_observers or self.env.observers
-        captures.is_usual = not (looks or profiler._is_profiler_enabled)
+        captures.are_allowed = not (looks or profiler._is_profiler_enabled)
 
     def _refuse_momentum_twice(self, step: Step) -> None:
         """Worker: fail the step if a momentum already has gradients in it that no optimizer has used yet."""
@@ -903,14 +903,14 @@ class Reducer(InstalledRecipe):
         while len(unannounced) >= self._granularity.under_way:
             self.placement.post(unannounced.popleft())
 
-    def _at_once_if_serial(self, usual: Started, step: Step, exchange: InFlight, last: Pending) -> None:
+    def _at_once_if_serial(self, otherwise: Started, step: Step, exchange: InFlight, last: Pending) -> None:
         """Worker: end each exchange of a serial step before the next begins, so that the duration of its
-        collective is the wire's own. In other steps, do as `usual`.
+        collective is the wire's own. In other steps, do as `otherwise`.
         """
         if step.is_serial:
             self._decode(step, exchange)
         else:
-            usual(step, exchange, last)
+            otherwise(step, exchange, last)
 
     def _received(self, step: Step, exchange: InFlight) -> None:
         """Worker: go on after the last collective of an exchange, or after the wait for it in a stream."""

@@ -135,13 +135,13 @@ class Flight:
 
 
 @dataclass
-class Sent:
+class SentBytes:
     """The bytes that a step has sent, as metered, and as predicted."""
 
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     inside_bytes: float = 0.0
-    """Sent within the node; all other bytes go between nodes."""
+    """SentBytes within the node; all other bytes go between nodes."""
 
     def add(self, planned: float | None, comm: MeteredComm, *, is_timed: bool) -> None:
         """Add what went over `comm`, where `planned` bytes were; in a step that is not timed they are the
@@ -176,7 +176,7 @@ class Step:
     """Its gradients that have come."""
     flight: Flight = field(default_factory=Flight)
     """Exchanges and more that are in flight."""
-    sent: Sent = field(default_factory=Sent)
+    sent: SentBytes = field(default_factory=SentBytes)
     """The bytes that it has sent."""
     scaled: Sequence[Scaled] = ()
     """The way of the loss scale through each flat buffer."""

@@ -16,7 +16,7 @@ from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.gradient_bucket import GradientBucket, route_of
 from gradwire.step.intake import Intake
 from gradwire.step.moods import Outcome
-from gradwire.step.step import Sent, Step
+from gradwire.step.step import SentBytes, Step
 from gradwire.unit.parameters import ParameterSpec, slots_of
 from tests.support.rig import Rig, gradients
 
@@ -145,7 +145,7 @@ def test_bytes_are_metered_where_that_costs_nothing_or_nothing_was_planned(
     planned: float | None, is_timed: bool, found: tuple[float, float]
 ) -> None:
     def rank(comm: Comm) -> tuple[float, float]:
-        sent, metered = Sent(), MeteredComm(comm)
+        sent, metered = SentBytes(), MeteredComm(comm)
         metered.all_reduce(torch.zeros(4)).wait()
         sent.add(planned, metered, is_timed=is_timed)
         return sent.metered_bytes, sent.predicted_bytes
