@@ -44,7 +44,7 @@ from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
 from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of, shards_in
 from gradwire.sources.fsdp.routes import ByNodes, targets_of
 from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
-from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
+from gradwire.sources.nodes.members import Members, agreed, kind_of, neighbours
 from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.tools.guard import check_guard
@@ -359,7 +359,9 @@ def _say(traffic: Traffic, control: Comm) -> None:
             "memory_dtype=torch.bfloat16 halves it; %s(feedback=False) needs none",
             wished.scattering.text,
             bytes_text(memory),
-            _times_the_shard(traffic.nodes),
+            "a world times the shard"
+            if traffic.nodes is None
+            else f"{len(traffic.nodes.nodes)} times the shard, once per node",
             twice,
             wished.scattering.text.split("(")[0],
         )
@@ -380,12 +382,6 @@ def _say(traffic: Traffic, control: Comm) -> None:
             traffic.why_flat,
         )
     _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
-
-
-def _times_the_shard(nodes: NodeTable | None) -> str:
-    return (
-        "a world times the shard" if nodes is None else f"{len(nodes.nodes)} times the shard, once per node"
-    )
 
 
 def _summary(traffic: Traffic) -> str:

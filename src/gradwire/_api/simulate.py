@@ -128,12 +128,9 @@ class Simulation:
 
 
 def _cell(each: Simulated) -> str:
-    return f"{100 * each.efficiency:.0f}{_mark(each)}"
-
-
-def _mark(each: Simulated) -> str:
     marks = {NO_FIT: "!", MORE: "+", GROWS: "^"}
-    return next((mark for warning, mark in marks.items() if warning in each.warnings), " ")
+    mark = next((mark for warning, mark in marks.items() if warning in each.warnings), " ")
+    return f"{100 * each.efficiency:.0f}{mark}"
 
 
 def fixed_recipes() -> tuple[str, ...]:

@@ -10,7 +10,6 @@ the roster.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ def _same_terms(cards: Cards) -> dict[str, str]:
     before one has begun.
     """
     live = {name: card for name, card in cards.items() if card.established}
-    chosen = cards[_furthest(live)] if live else _most(cards, lambda card: _text_of(card.terms))
+    chosen = cards[_furthest(live)] if live else _most(cards, lambda card: str(sorted(card.terms.items())))
     found = {}
     for name, card in cards.items():
         keys = sorted({*chosen.terms, *card.terms})
@@ -196,10 +195,6 @@ def _source(cards: Cards) -> str:
 def _alike(one: Card, other: Card) -> bool:
     """True if two members have equal shared parameters. A member that has not begun has none."""
     return 0 <= one.rounds == other.rounds and (one.number, one.checksum) == (other.number, other.checksum)
-
-
-def _text_of(terms: Mapping[str, str]) -> str:
-    return json.dumps(dict(terms), sort_keys=True)
 
 
 def _digest(text: str | Sequence[str]) -> str:

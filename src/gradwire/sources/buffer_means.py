@@ -48,7 +48,8 @@ class BufferMeans:
         """Take the present buffers, all of them or those of `names`, as equal on all ranks."""
         for name, each in self._here().items():
             if names is None or name in names:
-                self.base[name] = _wide(each).to(self._device, copy=True)
+                wide = torch.float64 if each.dtype == torch.float64 else torch.float32
+                self.base[name] = each.detach().to(self._device, wide, copy=True)
 
     # -- in a round
 
@@ -186,10 +187,6 @@ def put(own: Tensor, value: Tensor) -> None:
 def number_of(told: object) -> float:
     """24 bits over `told` as a text, which a float32 holds exactly."""
     return float(zlib.crc32(str(told).encode()) % 2**24)
-
-
-def _wide(buffer: Tensor) -> Tensor:
-    return buffer.detach().to(torch.float64 if buffer.dtype == torch.float64 else torch.float32)
 
 
 def _known(base: Tensor) -> Tensor:

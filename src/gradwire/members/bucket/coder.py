@@ -6,7 +6,7 @@ Units and the order of sums are those of `outer(replicas=…)`, so that bits are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -238,14 +238,10 @@ class Coder:
 
         def take_up() -> None:
             for planes, own in zip(saved, here, strict=True):
-                _copy(planes, own)
+                for name, each in planes.items():
+                    own[name].copy_(each)
 
         return take_up
-
-
-def _copy(planes: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    for name, each in planes.items():
-        own[name].copy_(each)
 
 
 def _require_independent(exchange: Exchange, text: str) -> None:

@@ -316,9 +316,12 @@ class StoredMembership:
                     return  # local steps go on, as they did after `alone_s`
                 self._land()
             if send(seat, self._ranks):
-                fits = partial(_has_size, source.payload_bytes(seat.round))
-                goes_on = partial(_is_unset, self._stops)
-                self._settling = begin(partial(settle, seat, goes_on, fits))
+                stops, size = self._stops, source.payload_bytes(seat.round)  # its thread holds no model
+                self._settling = begin(
+                    partial(
+                        settle, seat, lambda: not stops.is_set(), lambda offer: len(offer.payload) == size
+                    )
+                )
                 if source.delay:
                     self._ranks.land_at(source.attempts.count + source.delay)
                 else:
@@ -462,17 +465,9 @@ class StoredMembership:
         self._saved = run, round_, waits_since
 
 
-def _has_size(size: int, offer: Offer) -> bool:
-    return len(offer.payload) == size
-
-
 def _called(held: weakref.WeakMethod[Any], before: tuple[str, ...]) -> None:
     if (method := held()) is not None:
         method(before)
-
-
-def _is_unset(event: threading.Event) -> bool:
-    return not event.is_set()
 
 
 def _said(told: _Events, write: Callable[[], None]) -> None:

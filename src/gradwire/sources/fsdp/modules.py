@@ -260,15 +260,12 @@ class ShardedModule:
             if hasattr(each._sharded_local_tensor, "fsdp_pre_all_gather")
         ]
         if extended or len(types) > 1:
-            why = f"{extended[0]!r} is a tensor subclass" if extended else f"it has {_text(types)}"
+            kinds = " and ".join(sorted(map(str, types)))
+            why = f"{extended[0]!r} is a tensor subclass" if extended else f"it has {kinds}"
             raise ValueError(
                 f"module {self.label!r} is gathered as raw bytes, because {why}; raw bytes cannot be coded: "
                 "leave gather= out, or give such parameters a fully_shard of their own"
             )
-
-
-def _text(types: set[torch.dtype]) -> str:
-    return " and ".join(sorted(str(each) for each in types))
 
 
 def modules_of(model: nn.Module) -> tuple[ShardedModule, ...]:
