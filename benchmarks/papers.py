@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,8 @@ CLAIMS = ROOT / "benchmarks" / "claims"
 PAGES = ROOT / "docs" / "papers"
 OUT = ROOT / "out" / "papers"
 VERDICTS = ("holds", "partly", "not here", "not measured")
+KINDS = ("measured", "predicted", "tested")
+"""Of the numbers on which a claim rests."""
 BEGIN = "<!-- claims: written by benchmarks/papers.py -->"
 END = "<!-- end of claims -->"
 
@@ -167,6 +170,13 @@ def _source(claim: Claim) -> str:
     return f"[{name}]({_from(claim.report)})"
 
 
+def _kind(claim: Claim) -> str:
+    """Which of `KINDS` the numbers of a claim are."""
+    if "predicted" in claim.here or claim.report.startswith("docs/engineering/costs.md"):
+        return "predicted"
+    return "tested" if claim.report.startswith("tests/") else "measured"
+
+
 def table(paper: Paper) -> str:
     """The claims in Markdown."""
     lines = ["| claim | in the paper | here | verdict | from |", "|---|---|---|---|---|"]
@@ -178,8 +188,10 @@ def table(paper: Paper) -> str:
 
 def written(paper: Paper, page: str) -> str:
     """The text of a page with its claims, its citation and its BibTeX entry as the file has them."""
-    counted = {verdict: sum(each.verdict == verdict for each in paper.claims) for verdict in VERDICTS}
-    told = ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
+    counted = Counter(each.verdict for each in paper.claims)
+    kinds = Counter(_kind(each) for each in paper.claims if each.verdict == "holds")
+    told = f"{counted['holds']} hold ({', '.join(f'{kinds[kind]} {kind}' for kind in KINDS if kinds[kind])})"
+    told = ", ".join([told, *(f"{counted[verdict]} {verdict}" for verdict in VERDICTS[1:])])
     block = f"{BEGIN}\n\n{len(paper.claims)} claims: {told}.\n\n{table(paper)}\n\n{END}"
     head, rest = page.split(BEGIN)[0], page.split(END)[1]
     title, _, after = head.partition("\n\n")
