@@ -103,7 +103,7 @@ def gains(demo: Document) -> str:
     seeds = min(len(both.ddp.courses), len(both.wire.courses))
     first = max(course.uncounted for course in courses_of(demo) if course.name == "gradwire")
     spread = (
-        "A time to it is when the mean over seeds was there, with the range of the seeds that were. "
+        "A time to it is when the mean loss of all seeds gets there, with the range of the seeds that do. "
         f"Accuracies are means of {seeds} seeds, with their range."
         if seeds > 1
         else "Times to it and accuracies are those of one seed."

@@ -2,7 +2,8 @@
 
 On one machine: torchrun --nproc-per-node 2 examples/fsdp2.py
 With --exact it computes in bfloat16, and gathers send what has changed, without loss.
-On two: torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT examples/fsdp2.py
+On two, with `--node-rank 1` on the other:
+torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr HOST --master-port PORT examples/fsdp2.py
 """
 
 import sys

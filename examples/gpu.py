@@ -1,4 +1,4 @@
-"""One machine with several GPUs, and a network between them that is slow: PCIe without peers, or none at all.
+"""One machine with several GPUs, and a slow path between them: PCIe, or the memory of the host.
 
     torchrun --nproc-per-node gpu examples/gpu.py
     torchrun --nproc-per-node gpu examples/gpu.py "topk(ratio=0.01)"

@@ -1,7 +1,8 @@
 """A small GPT, sharded inside each of two nodes by FSDP2. gradwire compresses what travels between them.
 
 On one machine: torchrun --nproc-per-node 4 examples/hsdp.py
-On two: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT examples/hsdp.py
+On two, with `--node-rank 1` on the other:
+torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 --master-addr HOST --master-port PORT examples/hsdp.py
 """
 
 import torch

@@ -1,8 +1,9 @@
 """Two machines: their ranks add up gradients inside a node, and only the sum crosses the network, compressed.
 
-On both machines the same line, with the first one's name. Without GPUs, say how many ranks each has:
+On the first machine, whose address is HOST; on the second with `--node-rank 1`. Without GPUs,
+`--nproc-per-node` is a number:
 
-    torchrun --nnodes 2 --nproc-per-node gpu --rdzv-backend c10d --rdzv-endpoint HOST:29500 two_nodes.py
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node gpu --master-addr HOST --master-port 29500 two_nodes.py
 
 On one machine, with two nodes of two ranks that it only seems to be:
 

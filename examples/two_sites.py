@@ -1,8 +1,9 @@
 """Two sites: each trains by itself, and every 20 steps they exchange what they have learned, compressed.
 
-At both sites the same line, with the first one's name; a site may have several ranks, with DDP inside:
+At the first site, whose address is HOST, and at the second with `--node-rank 1`. A site may have several
+ranks, with DDP inside:
 
-    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 two_sites.py
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 two_sites.py
 
 On one machine, which then counts as two sites:
 

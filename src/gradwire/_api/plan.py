@@ -238,12 +238,12 @@ def plan(
         every: local steps from one exchange to the next. Above 1, each worker is a whole replica, and its
             step includes all that its own ranks exchange. Nothing of a round is hidden.
         sharded: whether it is FSDP2's own traffic that is compressed. Candidates then name a scatter and a
-            gather, such as "int4+int8", and `overlap`, `target`, `codecs` and `gpu` do not count.
+            gather, such as "int4+int8", and `overlap`, `target` and `codecs` do not count.
         candidates: recipes with fixed options.
         codecs: the costs of encoding and decoding, by recipe.
         cores: the processor cores of a rank, which codecs and collectives share with the computation.
-        gpu: whether ranks compute on GPUs. Recipes that stay on the device then send in its larger units. A
-            codec's stated cost should be that of the GPU.
+        gpu: whether ranks compute on GPUs. Recipes that stay on the device then send in its larger units, and
+            FSDP2 sends over NCCL while a GPU computes. A codec's stated cost should be that of the GPU.
         told: called with each finished row in words, and the share of the work that is done.
 
     Raises `ValueError` for an impossible number, an unknown model, and a recipe that must measure.

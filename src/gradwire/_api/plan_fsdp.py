@@ -3,11 +3,13 @@
 Beside the assumptions of `gradwire.plan`:
 
 - Each layer of the profile is sharded by itself, and gathered in the forward and in the backward pass.
-- As on a CPU, a gather of the forward pass and a scatter are waited for. A gather of the backward pass is
-  begun one layer ahead.
+- On a CPU, a gather of the forward pass and a scatter are waited for, and a gather of the backward pass is
+  begun one layer ahead. On GPUs all gathers are, and nothing waits for a scatter but the step's end; what
+  travels takes turns.
 - Exact gathers send heads, and once a step, with them, 2 bits a parameter, as AdamW at 0.001 made a small
   transformer change (`benchmarks/results/2026-11-28-exact-steps.md`).
-- What torch scatters itself goes as gloo does it, as an all-reduce.
+- What torch scatters itself goes on a CPU as gloo does it, as an all-reduce, and on GPUs as a ring, which
+  is half of one.
 - Where ranks share nodes, what is coded goes by two levels, and the rest among all ranks.
 """
 
@@ -73,9 +75,15 @@ class _Sent:
 
 
 def forecast_fsdp(
-    text: str, profile: Profile, cluster: Cluster, forward_s: float, backward_s: float
+    text: str,
+    profile: Profile,
+    cluster: Cluster,
+    forward_s: float,
+    backward_s: float,
+    *,
+    gpu: bool = False,
 ) -> FSDPForecast:
-    """Predict a step of `text`, such as "int4+int8", on a `cluster`.
+    """Predict a step of `text`, such as "int4+int8", on a `cluster`; with `gpu`, over NCCL.
 
     `forward_s` and `backward_s` are times without communication. The backward pass goes through the layers in
     reverse; the next layer's gather travels while one computes.
@@ -99,23 +107,31 @@ def forecast_fsdp(
         held = 2.0 * sum(parts) if gather == "exact" else None
         gathers.append(_gathered(first, cluster, is_coded=is_coded, inside_bytes=held))
         again.append(_gathered(second, cluster, is_coded=is_coded, inside_bytes=held))
-        scatters.append(_scattered(chosen.coding, parts, cluster))
+        scatters.append(_scattered(chosen.coding, parts, cluster, gpu=gpu))
     total = sum(layer.macs for layer in profile.layers)
     shares = [layer.macs / total if total else 1 / len(gathers) for layer in profile.layers]
-    at_s = sum(each.seconds for each in gathers) + forward_s
-    arrives_s = at_s + again[-1].seconds
-    for place in reversed(range(len(shares))):
-        at_s = free_s = max(at_s, arrives_s)
-        if place:
-            arrives_s = free_s = at_s + again[place - 1].seconds
-        at_s = max(at_s + shares[place] * backward_s, free_s) + scatters[place].seconds
+    comes_s = [each.seconds for each in (*gathers, *reversed(again))]
+    takes_s = [*(each * forward_s for each in shares), *(each * backward_s for each in reversed(shares))]
+    layers = len(shares)
+    begins_ahead = [gpu and place > 0 for place in range(layers)] + [place > 0 for place in range(layers)]
+    at_s = link_s = arrives_s = 0.0
+    for place, compute_s in enumerate(takes_s):
+        if not begins_ahead[place]:
+            arrives_s = link_s = max(at_s, link_s) + comes_s[place]
+        at_s = max(at_s, arrives_s)
+        if any(begins_ahead[place + 1 : place + 2]):
+            arrives_s = link_s = max(at_s, link_s) + comes_s[place + 1]
+        at_s += compute_s
+        if place >= layers:
+            link_s = max(at_s, link_s) + scatters[2 * layers - 1 - place].seconds
+            at_s = at_s if gpu else link_s
     sent = (*gathers, *again, *scatters)
     two_levels = cluster.shares_links and (is_coded or chosen.coding is not None)
     elements = sum(math.prod(shape) for layer in profile.layers for shape in layer.shapes)
     shares_of = cluster.per_node if two_levels else 1
     per_parameter = 8.0 * chosen.feedback + 2.0 * (gather == "exact")
     return FSDPForecast(
-        at_s,
+        max(at_s, link_s),
         sum(each.wire_bytes for each in sent),
         sum(each.node_bytes for each in sent),
         per_parameter * elements / shares_of,
@@ -148,16 +164,16 @@ def _gathered(
     )
 
 
-def _scattered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:
+def _scattered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster, *, gpu: bool) -> _Sent:
     """Predicted time and bytes of a scatter to shards, whose `parts` have these numbers of elements, on
-    `cluster`; `coding` is `None` for torch's own.
+    `cluster`; `coding` is `None` for torch's own, over NCCL with `gpu`.
     """
     world, nodes = cluster.workers, cluster.nodes
     if coding is None or not cluster.shares_links:
         verb, times = ("all_reduce", 2) if coding is None else ("all_to_all", 1)
-        rows = Transfer(verb, world * _row_bytes(coding, parts))
+        rows, of = Transfer(verb, world * _row_bytes(coding, parts)), 0.5 if coding is None and gpu else 1.0
         sent = times * (world - 1) / world * rows.payload_bytes
-        return _Sent(cluster.seconds(rows), sent, cluster.node_bytes(rows))
+        return _Sent(of * cluster.seconds(rows), of * sent, of * cluster.node_bytes(rows))
     # The ranks of a node send each other uncoded rows for one rank in each node.
     share, row = nodes * _row_bytes(None, parts), _row_bytes(coding, parts)
     rows = Transfer("all_to_all", nodes * row)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 
 from torch import nn
@@ -118,7 +118,7 @@ class Study:
         self.profile = profile_of(model)
         self.backward = backward_of(self.profile, step_s, backward_s, overlap)
         self.compute_s = self.backward.before_s + self.backward.total_s
-        self._sharded = sharded
+        self._sharded, self._gpu = sharded, gpu
         self._specs = specs = specs_of_profile(self.profile)
         self.on = cache(
             lambda cluster, two_levels, at_once: ClusterForecasts(
@@ -149,10 +149,11 @@ class Study:
         takes_s: Callable[[float], float]
         if self._sharded:
             before_s, total_s = self.backward.before_s, self.backward.total_s
-            found = forecast_fsdp(text, self.profile, cluster, before_s, total_s)
+            fsdp = partial(forecast_fsdp, text, self.profile, cluster, gpu=self._gpu)
+            found = fsdp(before_s, total_s)
 
             def takes_s(each: float) -> float:
-                return forecast_fsdp(text, self.profile, cluster, each * before_s, each * total_s).step_s
+                return fsdp(each * before_s, each * total_s).step_s
 
             two_levels, is_stated, at_most, late, tried = found.two_levels, False, False, None, False
         else:

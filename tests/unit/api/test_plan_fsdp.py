@@ -31,6 +31,22 @@ def test_bytes_are_those_of_two_gathers_and_a_scatter() -> None:
     assert 0.5 * ring <= rows["bf16+bf16"].wire_bytes < 0.51 * ring
 
 
+def test_on_gpus_scatters_are_rings_and_only_the_ends_of_a_pass_wait() -> None:
+    ring = 3 * 3 / 4 * 4 * 25_557_032
+    assert ring <= _rows(gpu=True)["dense"].wire_bytes < 1.01 * ring
+    assert _rows(gpu=True)["int8+int8"].wire_bytes == _rows()["int8+int8"].wire_bytes
+    # Three equal layers of 10 and 20 ms. Each gather or scatter among two ranks takes half of 262 kB.
+    profile = Profile("three", "", (Layer("a", 1, ((256, 256),)),) * 3)
+    fast, slow = (
+        forecast_fsdp("dense", profile, Cluster(2, Link(0.0, beta_s)), 0.03, 0.06, gpu=True)
+        for beta_s in (1e-8, 1e-6)
+    )
+    # Exposed are the first gather of either pass, and the last scatter.
+    assert fast.step_s == pytest.approx(0.09 + 3 * 131_072e-8)
+    # Nothing travels while the forward pass computes its last layer.
+    assert slow.step_s == pytest.approx(9 * 131_072e-6 + 0.01)
+
+
 def test_memory_is_that_of_the_whole_model_and_comes_first() -> None:
     rows = _rows()
     assert rows["int4+int8"].memory_bytes == 8 * 25_557_032
