@@ -168,23 +168,12 @@ def test_a_process_that_ends_during_a_look_has_not_failed(
     assert not caplog.text
 
 
-def test_ranks_of_a_machine_are_out_of_patience_together(
+def test_ranks_of_a_machine_are_out_of_patience_together_once_no_kernel_of_any_run_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock is free once the first has stopped its process. The next one waited as long again."""
-    monkeypatch.setattr(compiler, "lacking", frozenset)
-    passed_s = [0.0]
-    with (tmp_path / "compiling").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        compiling = background.BackgroundCompilation({"topk"}, tmp_path, lambda: passed_s[0])
-    passed_s[0] = background.PATIENCE_S
-    assert compiling.has_ended()
-
-
-def test_a_process_that_compiles_for_another_run_first_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was taken for one that had been stopped, and a step compiled, for which all ranks waited."""
+    """A process that compiled for another run first was taken for one that had been stopped. And the lock is
+    free once the first rank has stopped its process: the next one waited as long again.
+    """
     monkeypatch.setattr(compiler, "lacking", frozenset)
     passed_s = [0.0]
     with (tmp_path / "compiling").open("w") as lock:
@@ -196,8 +185,8 @@ def test_a_process_that_compiles_for_another_run_first_is_waited_for(
         assert not compiling.has_ended()
         passed_s[0] = 1.8 * background.PATIENCE_S
         assert not compiling.has_ended()
-        passed_s[0] = 1.9 * background.PATIENCE_S
-        assert compiling.has_ended()
+    passed_s[0] = 1.9 * background.PATIENCE_S
+    assert compiling.has_ended()
 
 
 RECIPE = "topk(ratio=0.05)"
