@@ -60,11 +60,12 @@ print(json.dumps(sorted(compiler.lacking({"draws"}))))
 
 KILLED = """
 import os, signal, time
+from pathlib import Path
 from gradwire.kernels.background import BackgroundCompilation
 from gradwire.kernels.cpu.cache import writable
 
 compiling = BackgroundCompilation({"draws", "topk", "blocks"}, writable(), time.monotonic)
-print(compiling._processes[0].pid, flush=True)
+print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -76,12 +77,6 @@ def _said(script: str, cache: Path, *arguments: str) -> Any:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@pytest.mark.rest
-@pytest.mark.timeout(900)
-def test_another_process_compiles_into_the_cache(tmp_path: Path) -> None:
-    assert _said(COMPILES, tmp_path) == [["draws"], [], 0.0]
 
 
 @pytest.mark.rest
@@ -103,7 +98,9 @@ def test_the_process_does_not_outlive_a_run_that_is_killed(tmp_path: Path) -> No
 
 @pytest.mark.rest
 @pytest.mark.timeout(900)
-def test_modules_of_the_working_directory_are_not_taken_for_pythons_own(tmp_path: Path) -> None:
+def test_another_process_compiles_into_the_cache_and_takes_no_module_here_for_pythons_own(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit(3)")
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "train.py"
