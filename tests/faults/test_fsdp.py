@@ -89,7 +89,7 @@ def test_survivors_raise_long_before_the_timeout(
     tmp_path: Path, scene: Callable[[Any], Raised], what: Any
 ) -> None:
     with started(partial(scene, what), 3, tmp_path, TIMEOUT_S) as ranks:
-        wait_for([ranks[0], ranks[2]], TIMEOUT_S)
+        wait_for([ranks[0], ranks[2]])
     for rank in (0, 2):
         heard: Raised = returned(tmp_path, rank)
         assert heard.kind == "TransportError", heard
