@@ -186,25 +186,6 @@ def test_a_call_on_one_rank_while_another_trains_is_named_on_both(two: Ranks, ca
         assert found.after == found.before
 
 
-def replicas_part(guard_every: int) -> list[Raised]:
-    """The steps after rank 1 has changed a parameter by itself."""
-    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
-    optimizer = optimizer_of(ddp)
-    gradwire.attach(ddp, optimizer, "topk(ratio=0.05)", guard_every=guard_every)
-    train(ddp, optimizer, range(3))
-    if dist.get_rank() == 1:
-        with torch.no_grad():
-            list(ddp.parameters())[2].view(-1)[7] += 1e-3
-    return [raised(partial(train, ddp, optimizer, range(step, step + 1))) for step in (3, 4)]
-
-
-def test_replicas_that_part_are_named_in_the_next_step_that_looks(two: Ranks) -> None:
-    for unguarded, guarded in zip(two(replicas_part, 0), two(replicas_part, 2), strict=True):
-        assert [each.kind for each in unguarded] == ["", ""], "as plain DDP, which cannot know"
-        assert [each.kind for each in guarded] == ["", "RanksDisagree"]
-        assert "before step 4: '2.weight' on rank 1" in guarded[1].text
-
-
 def call_against_nothing() -> Raised:
     """A call that rank 1 does not make, on a group with a short timeout."""
     *_, wire = _attached(dist.new_group([0, 1], timeout=timedelta(seconds=2)))

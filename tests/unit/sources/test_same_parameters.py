@@ -152,6 +152,10 @@ def loaded(model: Tied) -> None:
     model.load_state_dict({name: each + 1 for name, each in model.state_dict().items()})
 
 
+def cast_and_back(model: Tied) -> None:
+    model.double().float()
+
+
 def frozen_replaced(model: Tied) -> None:
     model.frozen = nn.Linear(4, 4).requires_grad_(False)
 
@@ -162,7 +166,7 @@ def frozen_now(model: Tied) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [compiled_layer, wrapped_layer, parametrized, pruned, loaded, frozen_replaced, frozen_now],
+    [compiled_layer, wrapped_layer, parametrized, pruned, loaded, cast_and_back, frozen_replaced, frozen_now],
 )
 def test_what_keeps_the_parameters_passes(change: Callable[[Tied], None]) -> None:
     model = Tied()
