@@ -152,11 +152,11 @@ def bits(values: Tensor) -> str:
     return hashlib.blake2b(values.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def alike(values: Tensor) -> bool:
-    """Whether all ranks have the same bits."""
-    others = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(others, values)
-    return all(torch.equal(values, other) for other in others)
+def prints(state: Any) -> Any:
+    """A state with fingerprints in place of its tensors."""
+    if isinstance(state, dict):
+        return {name: prints(each) for name, each in state.items()}
+    return bits(state) if isinstance(state, Tensor) else state
 
 
 def all_of(state: Any) -> list[Any]:
@@ -268,6 +268,9 @@ def evaluated(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
         with wire.exact() if wire else nullcontext(), torch.no_grad():
             losses.append(float(loss_of(model, 60 + step)))
     return losses
+
+
+LOOPS = {each.__name__: each for each in (clipped, accumulated, sent_twice, branching, prefetched)}
 
 
 def move(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:

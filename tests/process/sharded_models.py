@@ -1,4 +1,4 @@
-"""A model under `fully_shard`, on two nodes, and what scenes and faults do with it."""
+"""A model under `fully_shard`, on two nodes, for scenes and faults."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from tests.support.models import SHAPE, batch
+from tests.support.models import SHAPE
 from tests.support.where import WHERE
 
 
@@ -85,27 +84,3 @@ def sharded(
 def attached(model: nn.Module, recipe: str, **options: Any) -> tuple[torch.optim.Optimizer, gradwire.Wire]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     return optimizer, gradwire.attach(model, optimizer, recipe, replicas=mesh()["replicate"], **options)
-
-
-def loss_of(model: nn.Module, step: int) -> Tensor:
-    inputs, targets = batch(step)
-    return nn.functional.mse_loss(model(inputs), targets)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, clip: bool = True) -> list[float]:
-    losses = []
-    for step in steps:
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
-
-def whole(model: nn.Module) -> Tensor:
-    """All parameters in a row, gathered inside the node."""
-    parameters = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
-    return torch.cat([each.detach().reshape(-1).double() for each in parameters])

@@ -25,18 +25,16 @@ import gradwire
 from gradwire_lab.workloads.catalogue import workload
 from tests.process.fsdp_models import (
     BF16,
+    LOOPS,
     WIDTH,
     Carried,
     Layered,
     Loop,
     Stock,
     Tied,
-    accumulated,
     adam,
     bits,
-    branching,
     carried,
-    clipped,
     evaluated,
     in_backward,
     kinds,
@@ -44,10 +42,8 @@ from tests.process.fsdp_models import (
     mesh,
     move,
     plain,
-    prefetched,
     refusal,
     reshard,
-    sent_twice,
     sharded,
     stock,
     train,
@@ -250,7 +246,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "signs": {"optimizer": signs},
     "Muon": {"optimizer": muon},
     "float16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.float16)},
-    **{each.__name__: {"loop": each} for each in (clipped, accumulated, sent_twice, branching, prefetched)},
+    **{name: {"loop": loop} for name, loop in LOOPS.items()},
     "frozen": {"frozen": ("first", "blocks.0")},
     "thawed": {"loop": thawed},
     "tied": {"make": Tied},
@@ -287,7 +283,7 @@ def test_every_bit_is_stock_fsdp2s(two: Ranks, name: str) -> None:
 
 ON_FOUR: dict[str, dict[str, Any]] = {
     "AdamW": {},
-    "accumulated": {"loop": accumulated},
+    "accumulated": {"loop": LOOPS["accumulated"]},
     "gathered again over two": {"reshard_after_forward": 2},
     "by nodes, dropped": {"loop": dropped, "nodes": [[0, 2], [1, 3]]},
 }
@@ -321,9 +317,8 @@ def of_text(gather: str | None) -> Text:
     for layer in (*model.get_submodule("layers").children(), model):
         fully_shard(layer, mesh=mesh(), mp_policy=BF16)
     optimizer = work.optimizer(model.parameters())
-    wire = None
-    if gather is not None:
-        wire = gradwire.attach(model, optimizer, "dense", gather=gather, nodes=None)  # type: ignore[arg-type]
+    how: Any = {"gather": gather, "nodes": None}
+    wire = gradwire.attach(model, optimizer, "dense", **how) if gather else None
     batches, losses = work.batches(dist.get_rank(), dist.get_world_size(), 0), []
     for _ in range(6):
         optimizer.zero_grad()
@@ -331,10 +326,8 @@ def of_text(gather: str | None) -> Text:
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    told = (
-        {"gather_bytes_per_step": 2, "dense_bytes_per_step": 3} if wire is None else wire.report().as_dict()
-    )
-    share = told["gather_bytes_per_step"] / (told["dense_bytes_per_step"] * 2 / 3)
+    told = {} if wire is None else wire.report().as_dict()
+    share = told["gather_bytes_per_step"] / (told["dense_bytes_per_step"] * 2 / 3) if told else 1.0
     return Text(losses, bits(whole(model)), share)
 
 

@@ -30,25 +30,21 @@ from gradwire.errors import PeerFailed
 from gradwire.sources.fsdp.traffic import Traffic
 from tests.process.fsdp_models import (
     BF16,
+    LOOPS,
     NODES,
     WIDTH,
     Layered,
     Loop,
     Tied,
-    accumulated,
     adam,
     bits,
-    branching,
     carried,
-    clipped,
     evaluated,
     loss_of,
     mesh,
     plain,
-    prefetched,
     refusal,
     reshard,
-    sent_twice,
     sharded,
     stock,
     train,
@@ -91,12 +87,8 @@ def divided(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
 
 SUITS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "plain": (plain, {}),
-    "clipped": (clipped, {}),
-    "accumulated": (accumulated, {}),
-    "sent twice": (sent_twice, {}),
-    "branching": (branching, {}),
+    **{name: (loop, {}) for name, loop in LOOPS.items()},
     "divided": (divided, {}),
-    "prefetched": (prefetched, {}),
     "kept gathered": (plain, {"reshard_after_forward": False}),
     "gathered again over two": (plain, {"reshard_after_forward": 2}),
     "recomputing": (plain, {"make": partial(Layered, again=False)}),
@@ -114,13 +106,13 @@ SUITS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "by columns": (plain, {"make": Columns, "shard_placement_fn": by_columns}),
 }
 """Ways to train and to shard."""
-SOON = ("plain", "sent twice", "branching", "recomputing", "bfloat16", "grouped")
+SOON = ("plain", "sent_twice", "branching", "recomputing", "bfloat16", "grouped")
 
 DENSE = {
     "plain": 6,
     "clipped": 6,
     "accumulated": 4,
-    "sent twice": 5,  # before an optimizer has stepped, no scatter is known to wait for it
+    "sent_twice": 5,  # before an optimizer has stepped, no scatter is known to wait for it
     "branching": 6,
     "divided": 6,
     "prefetched": 6,
@@ -182,7 +174,7 @@ def test_it_trains_like_stock_fsdp2_on_nodes(four: Ranks, name: str, recipe: str
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("name", ["recomputing, reentrant", "sent twice"])
+@pytest.mark.parametrize("name", ["recomputing, reentrant", "sent_twice"])
 def test_bytes_are_counted_per_pass_however_often_a_pass_is_entered(two: Ranks, name: str) -> None:
     loop, how = SUITS[name]
     found = two(carried, "int8", "int8", loop, **how)

@@ -29,6 +29,7 @@ from tests.process.fsdp_models import (
     all_of,
     bits,
     kinds,
+    prints,
     refusal,
     reshard,
     sharded,
@@ -129,10 +130,6 @@ def off(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """The largest difference, in parts of the largest number."""
     largest = max(float(each.abs().max()) for each in other.values())
     return max(float((one[name] - other[name]).abs().max()) for name in other) / largest
-
-
-def prints(parts: dict[str, Tensor]) -> dict[str, str]:
-    return {name: bits(each) for name, each in parts.items()}
 
 
 # -- one scatter

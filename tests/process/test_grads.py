@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from tests.process import sharded_models
+from tests.process import fsdp_models, sharded_models
 from tests.support.models import SHAPE, batch, optimizer_of, same
 from tests.support.tiers import rest
 from tests.support.world import Ranks, lose_groups
@@ -419,13 +419,13 @@ def sharded(recipe: str, act: Act, when: When) -> Tensor:
         optimizer, _wire = sharded_models.attached(model, recipe)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=not when.keeps)
-        sharded_models.loss_of(model, step).backward()
+        fsdp_models.loss_of(model, step).backward()
         if step == ONCE and not when.after_step:
             act(model)
         optimizer.step()
         if step == ONCE and when.after_step:
             act(model)
-    return sharded_models.whole(model)
+    return fsdp_models.whole(model)
 
 
 def beside_native(recipe: str) -> dict[str, str]:

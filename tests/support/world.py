@@ -1,11 +1,11 @@
 """One world of gloo ranks for a run of pytest: scenes run there one after another, when tests ask for them.
 
 A scene is a function of a module, which a test hands over with its arguments: `Ranks`. It returns numbers,
-texts, lists of these and the like, or a dataclass of them, whose fields the test reads by name. A table that
-names scenes by text (`Scenes`) is the older form; what these return must fit into JSON. A scene finds what it
-would find on ranks of its own: a default process group of as many ranks as it is for, at most four in nearly
-all of them, and nothing of earlier scenes. Random numbers of Python, NumPy and torch begin anew before each.
-They are not compared afterwards, as scenes draw from them themselves: `tests/laws` hold that no step does.
+texts, lists of these and the like, or a dataclass of them, whose fields the test reads by name. A scene finds
+what it would find on ranks of its own: a default process group of as many ranks as it is for, at most four in
+nearly all of them, and nothing of earlier scenes. Random numbers of Python, NumPy and torch begin anew before
+each. They are not compared afterwards, as scenes draw from them themselves: `tests/laws` hold that no step
+does.
 
 Groups end with a scene, whether it has made them or gradwire. By then gradwire must have got back those that
 it has lent to models, unless the scene says that they are lost (`lose_groups`). A scene that leaves anything
@@ -20,8 +20,6 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
-import importlib
-import json
 import logging
 import os
 import pickle
@@ -102,39 +100,19 @@ class Ranks:
     def __call__(self, scene: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> list[T]:
         """By rank; fails with the traceback of each rank that raised, or with what was left behind."""
         call = partial(scene, *arguments, **named)
-        words = [*map(repr, call.args), *(f"{name}={value!r}" for name, value in call.keywords.items())]
+        words = [
+            *(getattr(each, "__name__", repr(each)) for each in call.args),
+            *(f"{name}={value!r}" for name, value in call.keywords.items()),
+        ]
         of: Any = call.func  # a scene may have some of its arguments already
-        return self.run(call, f"{of.__module__}: {of.__qualname__}({', '.join(words)})")
-
-    def run(self, call: Callable[[], T], name: str) -> list[T]:
-        """As a call of this object; `name` is that of the scene in messages."""
         pickled = pickle.dumps(call)
         if pickled not in self._found:
+            name = f"{of.__module__}: {of.__qualname__}({', '.join(words)})"
             order = Order(pickled, name, self.count, self._folder, grace_s=self._grace_s)
             self._found[pickled] = WORLD.play(order)
         found = self._found[pickled]
         assert isinstance(found, list), found
         return [pickle.loads(each) for each in found]
-
-
-class Scenes:
-    """What the scenes in the table of a module return on `ranks` ranks, which share `folder`."""
-
-    def __init__(self, module: str, ranks: int, folder: Path, grace_s: float = GRACE_S) -> None:
-        self._module, self._ranks = module, Ranks(ranks, folder, grace_s)
-
-    def value(self, scene: str) -> list[Any]:
-        """As `Ranks` has it."""
-        return self._ranks.run(partial(_of_table, self._module, scene), f"{self._module}: {scene}")
-
-
-def _of_table(module: str, scene: str) -> Any:
-    return json.loads(json.dumps(importlib.import_module(module).SCENES[scene]()))
-
-
-def value(scenes: Scenes, scene: str) -> list[Any]:
-    """What `scene` returned, by rank."""
-    return scenes.value(scene)
 
 
 # -- where pytest runs
