@@ -167,6 +167,22 @@ def test_a_connection_that_closes_in_the_middle_of_a_message_ends_the_wait_for_i
     assert not came[-1]
 
 
+def test_a_wait_for_a_rank_that_is_slow_goes_on_while_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradwire.comm.process_group.LOOK_S", 0.001)
+    are_done = threading.Barrier(3)
+
+    def body(meeting: Apart) -> float:
+        time.sleep(0.1 * meeting.rank)
+        found = torch.ones(1)
+        try:
+            ProcessGroupComm(meeting.group).all_reduce(found).wait()
+        finally:
+            are_done.wait()
+        return float(found)
+
+    assert [each.result() for each in met(3, body)] == [3.0] * 3
+
+
 @pytest.mark.rest
 def test_a_rank_that_leaves_ends_no_wait_for_others_as_long_as_something_comes() -> None:
     def body(meeting: Apart) -> list[float]:
