@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from unittest.mock import Mock, patch
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import gradwire
 from gradwire.sources.fsdp import traffic
 from tests.process.fsdp_models import bits, loss_of, sharded, whole
+from tests.support.called import told
 from tests.support.lacking import NEVER, lacks_kernels
 from tests.support.models import optimizer_of
 from tests.support.tiers import rest
@@ -46,6 +48,7 @@ class Run:
     seen: list[Seen]
     digest: str
     by_hand: str
+    said: bool
 
 
 def _seen(wire: gradwire.Wire) -> Seen:
@@ -75,7 +78,7 @@ def changes_over(gather: str) -> Run:
     policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if gather == "exact" else {}
     model, other = sharded(**policy), sharded(**policy)
     optimizer, other_optimizer = optimizer_of(model), optimizer_of(other)
-    with lacks_kernels(1, 4):
+    with lacks_kernels(1, 4), told(logging.INFO) as lines:
         wire = gradwire.attach(model, optimizer, "int4", gather=gather)
     seen: list[Seen] = []
     looks = dict.fromkeys((2, 5, 8), lambda: seen.append(_seen(wire)))
@@ -83,12 +86,15 @@ def changes_over(gather: str) -> Run:
     by_hand = gradwire.attach(other, other_optimizer, "dense")
     switches = {5: lambda: by_hand.switch("int4", gather)}
     _two_passes_a_step(other, other_optimizer, range(10), switches)
-    return Run(seen, bits(whole(model)), bits(whole(other)))
+    said = any("uncoded until its kernels are compiled, which another process does" in each for each in lines)
+    return Run(seen, bits(whole(model)), bits(whole(other)), said)
 
 
 @pytest.mark.parametrize("gather", rest(["int8", "exact"], but=["int8"]))
 def test_what_was_asked_for_begins_on_all_ranks_in_the_same_pass(two: Ranks, gather: str) -> None:
-    for found in two(changes_over, gather):
+    runs = two(changes_over, gather)
+    assert [each.said for each in runs] == [True, False], "rank 0 says so"
+    for found in runs:
         first, due, last = found.seen
         memory = last.memory  # it is allocated from the beginning
         awaited = "int4 (dense until its kernels are compiled)", f"{gather}{UNTIL}"
