@@ -608,8 +608,8 @@ def _whole(reducer: Reducer, states: Sequence[State]) -> State:
 
 
 def _mean_state(states: Sequence[State]) -> State:
-    planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
-    memory = _mean([each["memory"] for each in states])
+    planes = {plane: mean_of([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
+    memory = mean_of([each["memory"] for each in states])
     return {**states[0], **_mean_noted(states), "memory": memory, "planes": planes}
 
 
@@ -618,5 +618,6 @@ def _mean_noted(states: Sequence[State]) -> dict[str, Any]:
     return {"noted": _noted_by([Losses(*each["losses"]) for each in noted])}
 
 
-def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def mean_of(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each parameter's memory."""
     return {name: torch.stack([m[name] for m in memories]).mean(0) for name in memories[0]}

@@ -35,7 +35,7 @@ from torch.distributed.tensor import Shard as Cut
 from gradwire._api.fsdp import FSDPWire
 from gradwire._api.wire import Wire
 from gradwire.agreement.agree import on_all_ranks
-from gradwire.checkpoint.state import Missing, single
+from gradwire.checkpoint.state import Missing, mean_of, single
 from gradwire.comm import gathered
 from gradwire.step.shards import Shard
 from gradwire.unit.parameters import ParameterSpec, layout_hash
@@ -180,16 +180,15 @@ class WireState:
         specs = {spec.name: spec for spec in self._wire.attached.backward.reducer.specs}
         first, shards = replicas[0], self._shards if self._is_cut else None
 
-        def mean(tensors: list[Tensor], name: str) -> Tensor:
+        def shaped(name: str, found: Tensor) -> Tensor:
             if shards is not None:
-                return torch.stack([shards.filled(specs[name], each) for each in tensors]).mean(0)
-            found = torch.stack(tensors).mean(0)
+                return shards.filled(specs[name], found)
             whole = specs[name].whole if name in specs else None
             # What has another shape now, the state is refused for, or drops.
             return found if whole is None or found.shape != (whole.numel,) else whole.shaped(found)
 
         def means(planes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-            return {name: mean([plane[name] for plane in planes], name) for name in planes[0]}
+            return mean_of([{name: shaped(name, each) for name, each in plane.items()} for plane in planes])
 
         whole = [spec.whole for spec in specs.values()]
         knows = first["whole"] == layout_hash(whole)
