@@ -360,7 +360,7 @@ def _assemble(
 
     worker = Worker(lambda error: backward.reducer.crash(error), ended, begun=begun)
     uses: dict[str, float] = {}
-    level, replicas = None, source.replicas_of(lambda: backward.steps.optimizers)
+    level, replicas = None, source.replicas_of(lambda: backward.optimizer_log.optimizers)
     carry: Sequence[Comm] = (transports.everyone,)
     if transports.cpu is not None:
         carry = _carriers(transports.cpu, *transports.parts, checksums=asked.checksums)
@@ -385,7 +385,7 @@ def _assemble(
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,
         buffers=source.side_broadcast if source.carries_buffers else None,
-        check=lambda layout: source.suits(layout, backward.steps.optimizers),
+        check=lambda layout: source.suits(layout, backward.optimizer_log.optimizers),
         source_state=source.source_state,
         captures_for=Captures if asked.cuda_graphs else None,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
@@ -412,7 +412,7 @@ def _assemble(
         level.join(reducer)
     calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
-    steps = OptimizerLog(
+    optimizer_log = OptimizerLog(
         trained,
         optimizers,
         transports.device,
@@ -423,7 +423,7 @@ def _assemble(
         stepped=env.stepped,
     )
     side = Backward if transports.device.is_host else DeviceBackward
-    backward = side(source, worker, reducer, calls, steps, level)
+    backward = side(source, worker, reducer, calls, optimizer_log, level)
     model = weakref.ref(source.model)
 
     def end() -> None:

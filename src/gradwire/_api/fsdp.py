@@ -85,13 +85,13 @@ def attach_to_fsdp(
         require_same_optimizer(OptimizerText.of(optimizers), control)
         nodes, why_flat = agreed(kind_of(asked.nodes), neighbourhood, control)
         parameters = {name: each for module in modules for name, each in module.parameters.items()}
-        steps = OptimizerLog(
+        optimizer_log = OptimizerLog(
             parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1
         )
         traffic = Traffic(
             modules,
             wished,
-            steps,
+            optimizer_log,
             nodes=nodes,
             why_flat=why_flat,
             loss_scale=_loss_scale_of(asked.scaler, where),
@@ -112,7 +112,7 @@ def attach_to_fsdp(
             control,
         )
     traffic.install(model, memory, held, all_have_kernels)
-    steps.watch(model)
+    optimizer_log.watch(model)
     claim(carrier)
     close_with(model, traffic.routes)
     calls = Calls(Board.of(group) if control.world > 1 else None)
@@ -515,7 +515,7 @@ class TrafficRanks(Ranks):
     def retire(self) -> None:
         """Let FSDP2 carry its traffic itself."""
         self.traffic.remove()
-        self.traffic.steps.change((), self.model)
+        self.traffic.optimizer_log.change((), self.model)
         give_up(_carrier(self.model, self.traffic.modules))
         self._is_attached = False
 
@@ -555,7 +555,7 @@ class FSDPWire(Wire):
             print(wire.report())
         """
         traffic = self._traffic
-        if not traffic.steps.is_in_step:  # which may still be left out
+        if not traffic.optimizer_log.is_in_step:  # which may still be left out
             traffic.up_to_date()
         own, (*_, ring, inside, coding_s) = account_of(traffic), traffic.per_pass()
         nodes = traffic.nodes if traffic.routes.by_nodes is not None else None
@@ -634,7 +634,7 @@ class FSDPWire(Wire):
         optimizers, text = on_all_ranks(given, "switch_optimizer", self._control)
         require_same_optimizer(text, self._control)
         self._traffic.roll_back_unused()
-        self._traffic.steps.change(optimizers, self._model)
+        self._traffic.optimizer_log.change(optimizers, self._model)
 
     def drop_step(self) -> None:
         """Leave this step out: call it after `backward()`, instead of `optimizer.step()`, as of `Wire`.
@@ -644,7 +644,7 @@ class FSDPWire(Wire):
         """
         if not self._traffic.can_go_back and any(True for _ in self._traffic.unsent):
             raise ValueError("skipped='keep' spares the memory that a step to be left out would need")
-        self._traffic.steps.drop()
+        self._traffic.optimizer_log.drop()
 
     def detach(self) -> None:
         """Flush, and let FSDP2 carry its traffic itself from then on. A collective.

@@ -54,7 +54,7 @@ class Attached:
     @property
     def optimizers(self) -> Optimizers:
         """Optimizers of the model's parameters, as far as they were given."""
-        return self.backward.steps.optimizers
+        return self.backward.optimizer_log.optimizers
 
     @property
     def reducer(self) -> Reducer:
@@ -242,7 +242,7 @@ class OwnRanks(Ranks):
     def _loaded(self, call: str, load: Callable[[], T]) -> T:
         self._attached.source.may_differ()  # a model is loaded beside its state
         if (loaded := super()._loaded(call, load)) is not None:
-            self._backward.steps.forget()
+            self._backward.optimizer_log.forget()
         return loaded
 
     # -- what may change
@@ -329,8 +329,8 @@ class OwnGradients:
         prepared = backward.call(hand_over)
         for add in additions:
             add()
-        backward.steps.exchange_begins(None, compresses=False)
-        backward.steps.exchange_ended()
+        backward.optimizer_log.exchange_begins(None, compresses=False)
+        backward.optimizer_log.exchange_ended()
         return prepared
 
     def _additions(

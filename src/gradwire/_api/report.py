@@ -370,7 +370,7 @@ def account_of(traffic: Traffic) -> dict[str, Any]:
 
 def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
     """`Wire.report`; `diagnosis` is the last one that was asked for."""
-    if not backward.steps.is_in_step:  # which may still be left out: nothing is final before
+    if not backward.optimizer_log.is_in_step:  # which may still be left out: nothing is final before
         backward.up_to_date()
     reducer, history = backward.reducer, backward.history
     dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(reducer.comm.world) for s in reducer.specs)
@@ -390,7 +390,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         per_node=1 if reducer.shard is None else reducer.shard.parts,
         inside_bytes_per_step=history.mean("inside_bytes"),
         skipped_steps=history.skipped,
-        dropped_steps=backward.steps.dropped,
+        dropped_steps=backward.optimizer_log.dropped,
         late=reducer.late,
         wire_bytes_per_step=history.mean("predicted_bytes"),
         metered_bytes_per_step=history.mean("metered_bytes"),

@@ -354,7 +354,7 @@ class Wire:
         self._change(attached.backward.together("switch_optimizer()", agreed))
 
     def _change(self, optimizers: Optimizers) -> None:
-        self._backward.steps.change(optimizers, self.attached.model)
+        self._backward.optimizer_log.change(optimizers, self.attached.model)
 
     def drop_step(self) -> None:
         """Leave this step out: call it after `backward()`, instead of `optimizer.step()`, on all ranks.
@@ -377,7 +377,7 @@ class Wire:
                 optimizer.step()
             optimizer.zero_grad()
         """
-        self._backward.steps.drop()
+        self._backward.optimizer_log.drop()
 
     def exact(self) -> AbstractContextManager[None]:
         """Within it, modules of FSDP2 gather their parameters unrounded, as for an evaluation. A collective.
@@ -425,7 +425,7 @@ class Wire:
         retired = self._gradients.flush("detach()", reducer.retired)
         backward.call(lambda: reducer.restore(retired))
         self.attached.source.retire()
-        backward.steps.retire()
+        backward.optimizer_log.retire()
         if self.inside is not None:
             self.inside.remove()
             self.inside = None

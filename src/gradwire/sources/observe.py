@@ -49,7 +49,7 @@ def register_observers(
     if uses is not None:
         hooks += _count_uses(model, module, uses)
     hooks.append(model.register_forward_hook(_begin_backward(backward, entrance, scaled=scaled)))
-    backward.steps.watch(model)
+    backward.optimizer_log.watch(model)
     return hooks
 
 

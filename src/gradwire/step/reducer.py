@@ -134,7 +134,7 @@ class Backward:
         worker: Worker,
         reducer: Reducer,
         calls: Calls | None = None,
-        steps: OptimizerLog | None = None,
+        optimizer_log: OptimizerLog | None = None,
         stage: Stage | None = None,
     ) -> None:
         """Connect the two threads.
@@ -145,11 +145,11 @@ class Backward:
             reducer: the reducer. Its environment calls `deliver` when a step has ended, and `note` when it is
                 known whether the step counts.
             calls: of other ranks. Without them a step that waits in vain waits until the group's timeout.
-            steps: follow the optimizers. Without them every exchange is a step.
+            optimizer_log: follows the optimizers. Without it every exchange is a step.
             stage: gets the gradient buckets in the place of `reducer`.
         """
         self.reducer, self.calls = reducer, calls or Calls(None)
-        self.steps = steps or OptimizerLog({}, (), HostDevice())
+        self.optimizer_log = optimizer_log or OptimizerLog({}, (), HostDevice())
         self.overlap = True
         self.history, self.event_log = History(), EventLog(reducer)
         self.listeners: list[weakref.ref[Callable[[], None]]] = []
@@ -194,7 +194,7 @@ class Backward:
         May be called again in the same pass, and has no effect while its step runs.
         """
         if self.mood in (Mood.IDLE, Mood.GIVEN):
-            self.steps.backward_begins(exchanges=self._source.is_exchanging, written=written)
+            self.optimizer_log.backward_begins(exchanges=self._source.is_exchanging, written=written)
 
     def begin(self) -> None:
         """Training thread: begin a step, whose first gradients are there.
@@ -230,7 +230,7 @@ class Backward:
             self.call(self.reducer.catch_up)
             if self.reducer.running != self.event_log.running:
                 self.event_log.changed()
-        self.steps.exchange_begins(fates, compresses=not self.reducer.layout.is_plain)
+        self.optimizer_log.exchange_begins(fates, compresses=not self.reducer.layout.is_plain)
 
     def submit(self, bucket: GradientBucket) -> None:
         """Training thread: hand a gradient bucket to the worker, who owns it until the step has ended."""
@@ -315,7 +315,7 @@ class Backward:
 
     def _tell(self) -> None:
         """Training thread: tell those that want to know that means are in `p.grad`."""
-        self.steps.exchange_ended()
+        self.optimizer_log.exchange_ended()
         for each in self.listeners:
             if (listener := each()) is not None:
                 listener()
@@ -398,17 +398,19 @@ class Backward:
         Other ranks hear of that when the next exchange or call begins. Returns the fates by which memory was
         rolled back, and `None` if all is final.
         """
-        fates = self.steps.fates()
+        fates = self.optimizer_log.fates()
         if fates is None:
             return None
         self.commit_deferred()
         was_counted = self.reducer.is_counted
         is_dropped = self.call(partial(self.reducer.roll_back, fates))
-        self.steps.rolled_back(fates, is_dropped=is_dropped)
+        self.optimizer_log.rolled_back(fates, is_dropped=is_dropped)
         if is_dropped:
             self._unheard = _LEFT_OUT
             if self.reducer.broken is None:  # or `backward()` has raised, and the user knows why
-                self.event_log.dropped(self.reducer.step, self.steps.dropped, self.steps.in_a_row)
+                self.event_log.dropped(
+                    self.reducer.step, self.optimizer_log.dropped, self.optimizer_log.in_a_row
+                )
         elif was_counted and not fates.made:
             self._unheard = _BEFORE_THE_STEP
         return fates
@@ -422,7 +424,7 @@ class Backward:
         """Training thread: count the steps that optimizers have made so far, on this rank alone."""
         self._source.note_changes()
         self.commit_deferred()
-        self.steps.note_cleared()
+        self.optimizer_log.note_cleared()
         if self.roll_back_unused() is None:
             self.call(lambda: self.reducer.roll_back(Fates()))
 

@@ -39,7 +39,7 @@ def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[st
     found: dict[str, float] = {
         "step": reducer.step,
         "skipped_steps": history.skipped,
-        "dropped_steps": backward.steps.dropped,
+        "dropped_steps": backward.optimizer_log.dropped,
     }
     found |= _costs(history, _dense_bytes(reducer))
     if (share := _share_of_linear(reducer, history)) is not None:

@@ -344,7 +344,7 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
     told: list[str] = []
     reducer = {"roll_back": lambda _fates: True, "is_counted": True, "step": 3, "commit_deferred": print}
     backward = _backward(broken=broken, **reducer)
-    backward.steps = LeftOut({}, (), HostDevice())
+    backward.optimizer_log = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
     backward.event_log = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
     backward.begin()

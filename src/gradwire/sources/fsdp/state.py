@@ -45,7 +45,7 @@ def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
         "step": traffic.made,
         "recipe": traffic.wished.scattering.text,
         "draws": traffic.draws,
-        "stepped": sorted(traffic.steps.stepped),
+        "stepped": sorted(traffic.optimizer_log.stepped),
         "memory": memory,
     }
 
@@ -107,7 +107,7 @@ def load(
         states = single(saved)
         chosen = _chosen(traffic, states, control, missing, mean=mean)
         memory = _fitted(traffic, chosen, missing)
-        stepped = frozenset(chosen.get("stepped", traffic.steps.stepped))  # older states lack it
+        stepped = frozenset(chosen.get("stepped", traffic.optimizer_log.stepped))  # older states lack it
         rooms = traffic.make_room(traffic.wished.scattering, memory)
         step, kind = str(chosen["step"]), "a mean" if chosen["rank"] is None else "of this rank"
 
@@ -195,9 +195,9 @@ def _take_up(
     rooms: Sequence[Unsent | None],
     stepped: Set[str],
 ) -> None:
-    traffic.steps.forget()
-    traffic.steps.stepped.clear()
-    traffic.steps.stepped.update(stepped)
+    traffic.optimizer_log.forget()
+    traffic.optimizer_log.stepped.clear()
+    traffic.optimizer_log.stepped.update(stepped)
     # A mean is shared out among the ranks that remember rows for the same target.
     world = traffic.group.size()
     share = 1.0 if state["rank"] is not None else world / len(traffic.targets)

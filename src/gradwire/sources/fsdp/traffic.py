@@ -71,7 +71,7 @@ class Traffic:
         self,
         modules: Sequence[ShardedModule],
         wished: Wished,
-        steps: OptimizerLog,
+        optimizer_log: OptimizerLog,
         *,
         nodes: NodeTable | None = None,
         why_flat: str = "",
@@ -87,7 +87,7 @@ class Traffic:
         Args:
             modules: the modules under `fully_shard`.
             wished: the bits of scatters and gathers.
-            steps: counts the steps of the optimizers.
+            optimizer_log: follows the steps of the optimizers.
             nodes: those of the mesh's ranks, if several share one: coded traffic then uses two levels, once
                 `routes` has groups for that.
             why_flat: the reason if ranks share nodes that do not suit two levels.
@@ -99,7 +99,7 @@ class Traffic:
             held_on_host: whether gathered parameters that are held lie on the host, if a device computes.
             guard_every: gathers with changes after which the next one compares what is held; 0 means never.
         """
-        self.modules, self.wished, self.steps = tuple(modules), wished, steps
+        self.modules, self.wished, self.optimizer_log = tuple(modules), wished, optimizer_log
         self.group: dist.ProcessGroup = modules[0].received()[0]
         self.nodes, self.why_flat = nodes, why_flat
         self.targets = targets_of(nodes, self.group.rank(), self.group.size())
@@ -351,12 +351,12 @@ class Traffic:
         self._entered()  # where no output of the model leads to it
         if not self._has_scattered:
             self._has_scattered = True
-            self.steps.backward_begins(exchanges=True)
+            self.optimizer_log.backward_begins(exchanges=True)
             fates = self.roll_back_unused()
             goes_on = fates is not None and not fates.made and bool(fates.open)
             self.step += not goes_on
             self._is_counted = True
-            self.steps.exchange_begins(fates, compresses=self.wished.scattering.coding is not None)
+            self.optimizer_log.exchange_begins(fates, compresses=self.wished.scattering.coding is not None)
             if self._awaited is not None and not self._awaited.is_due:
                 self._awaited.is_due = self._awaited.all_have_kernels()
             self._scale = self._loss_scale()
@@ -369,7 +369,7 @@ class Traffic:
             self._is_new = False
             for scatter in self.scatters:
                 scatter.first_pass_ended()
-        self.steps.exchange_ended()
+        self.optimizer_log.exchange_ended()
         for each in self.ended:
             each()
 
@@ -390,7 +390,7 @@ class Traffic:
         """Take gradients that no optimizer has used since the last scatters back out of the memory. Returns
         their fates; `None` if all are final.
         """
-        fates = self.steps.fates()
+        fates = self.optimizer_log.fates()
         for scatter in self.scatters:
             if (unsent := scatter.unsent) is not None:
                 unsent.roll_back(fates)
@@ -402,14 +402,14 @@ class Traffic:
         is_dropped = self._is_counted and not fates.made and not fates.open
         if is_dropped:
             self.step, self.dropped, self._is_counted = self.step - 1, self.dropped + 1, False
-        self.steps.rolled_back(fates, is_dropped=is_dropped)
+        self.optimizer_log.rolled_back(fates, is_dropped=is_dropped)
         return fates
 
     def up_to_date(self) -> None:
         """Count the optimizer steps made so far, and roll back the unsent gradient of steps whose gradients
         no optimizer has used.
         """
-        self.steps.note_cleared()
+        self.optimizer_log.note_cleared()
         self.roll_back_unused()
 
     @property
@@ -442,8 +442,8 @@ class Traffic:
             for name, column in unsent.columns.items():
                 each.add_to_gradient(each.names.index(name), mine[column])
             unsent.clear()
-        self.steps.exchange_begins(None, compresses=False)
-        self.steps.exchange_ended()
+        self.optimizer_log.exchange_begins(None, compresses=False)
+        self.optimizer_log.exchange_ended()
 
     # -- accounts
 
