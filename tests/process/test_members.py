@@ -20,41 +20,15 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.measure.connections import tried
 from gradwire.members import Card, Roster
 from gradwire.members.standing import Fixed
-from tests.support.bits import Checksums, checksums
-from tests.support.local_steps import EVERY, shared, steps, values
+from tests.support.local_steps import EVERY, ROUNDS, Run, steps, trained
 from tests.support.models import perceptron
 from tests.support.tiers import cases
 from tests.support.world import Ranks
 
 pytestmark = pytest.mark.process
 
-ROUNDS = 4
 LOOK, LOOKS = 4, 12
 """Rounds from one look at losses to the next, and looks."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a replica held, θ₀ and its own parameters after each round, and what it told at the end."""
-
-    held: list[Checksums]
-    rounds: int
-    sent_bytes: int
-    bytes_by_round: float
-
-
-def _trained(model: nn.Module, recipe: str, delay: int, seed: int, **who: Any) -> Run:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    wire = gradwire.outer(model, optimizer, recipe, every=EVERY, delay=delay, **who)
-    held = []
-    for round_ in range(ROUNDS):
-        first = 100 * seed + EVERY * round_
-        steps(model, optimizer, range(first, first + EVERY))
-        held += [checksums(shared(wire, model)), checksums(values(model))]
-    steps(model, optimizer, range(90, 90 + delay))  # in which the last round lands
-    held.append(checksums(values(model)))
-    report = wire.report()
-    return Run(held, report.step, report.wire_bytes, report.wire_bytes_per_step)
 
 
 class Anew(Fixed):
@@ -75,8 +49,8 @@ class AlwaysAnew(Anew):
 def plain(recipe: str, delay: int, kind: type[Fixed] = Fixed) -> tuple[Run, Run]:
     """Two replicas of a rank each; as ranks of a group, and as members of a `kind`."""
     group, rank = dist.group.WORLD, dist.get_rank()
-    one = _trained(perceptron(rank), recipe, delay, rank, replicas=group)
-    return one, _trained(perceptron(rank), recipe, delay, rank, members=kind(group, "127.0.0.1"))
+    one = trained(perceptron(rank), recipe, delay, replicas=group)
+    return one, trained(perceptron(rank), recipe, delay, members=kind(group, "127.0.0.1"))
 
 
 def inside(kind: str, recipe: str, delay: int) -> tuple[Run, Run]:
@@ -91,9 +65,9 @@ def inside(kind: str, recipe: str, delay: int) -> tuple[Run, Run]:
         fully_shard(module, mesh=mesh["ranks"])
         return module
 
-    one = _trained(made(), recipe, delay, replica, replicas=mesh["replicas"])
+    one = trained(made(), recipe, delay, replicas=mesh["replicas"])
     members = gradwire.members.fixed(mesh["replicas"], address="127.0.0.1")
-    return one, _trained(made(), recipe, delay, replica, members=members)
+    return one, trained(made(), recipe, delay, members=members)
 
 
 def _check(found: list[tuple[Run, Run]]) -> None:

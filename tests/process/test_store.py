@@ -23,7 +23,7 @@ import gradwire
 from gradwire.members.bucket import meet, member
 from tests.process.stored_job import check_that_no_kill_costs_a_sealed_round
 from tests.support.bits import Checksums, checksums
-from tests.support.local_steps import EVERY, common_folder, shared, steps, values
+from tests.support.local_steps import ROUNDS, Run, common_folder, shared, steps, trained, values
 from tests.support.models import SHAPE, perceptron
 from tests.support.raised import raised
 from tests.support.tiers import cases
@@ -31,8 +31,6 @@ from tests.support.world import Ranks
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.process
-
-ROUNDS = 4
 
 
 class Normed(nn.Module):
@@ -48,39 +46,15 @@ class Normed(nn.Module):
         return found
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a replica held after each round: θ₀, and then its own parameters; and at last θ₀."""
-
-    held: list[Checksums]
-    buffers: tuple[float, ...]
-    """After each round."""
-
-
-def _trained(model: nn.Module, recipe: str, delay: int, data: int, **who: Any) -> Run:
-    """On the data of a rank."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    wire = gradwire.outer(model, optimizer, recipe, every=EVERY, delay=delay, **who)
-    held, buffers = list[Checksums](), list[float]()
-    for round_ in range(ROUNDS):
-        steps(model, optimizer, range(EVERY * round_, EVERY * round_ + EVERY), data)
-        held += [checksums(shared(wire, model)), checksums(values(model))]
-        buffers += [number for each in model.buffers() for number in each.flatten().tolist()]
-    steps(model, optimizer, range(90, 90 + delay), data)  # in which the last round lands
-    held.append(checksums(shared(wire, model)))
-    wire.detach()
-    return Run(held, tuple(buffers))
-
-
 def beside(recipe: str, delay: int, make: type[nn.Module] | Any = perceptron) -> tuple[Run, Run]:
     """Replicas of one rank each: as ranks of a group, and as members that meet in a folder.
 
     All begin with equal parameters: over a store the first one that is there begins.
     """
     folder, rank = common_folder(), dist.get_rank()
-    one = _trained(make(), recipe, delay, rank, replicas=dist.group.WORLD)
+    one = trained(make(), recipe, delay, rank, replicas=dist.group.WORLD)
     members = gradwire.members.store(folder, f"site-{rank}", at_least=dist.get_world_size(), beat_s=2.0)
-    return one, _trained(make(), recipe, delay, rank, members=members)
+    return one, trained(make(), recipe, delay, rank, members=members)
 
 
 def inside(kind: str, recipe: str, delay: int, make: type[nn.Module] | Any = perceptron) -> tuple[Run, Run]:
@@ -93,7 +67,7 @@ def inside(kind: str, recipe: str, delay: int, make: type[nn.Module] | Any = per
     model = make()
     if kind == "fsdp2":
         fully_shard(model, mesh=mesh["ranks"])
-    one = _trained(model, recipe, delay, data, replicas=mesh["replicas"])
+    one = trained(model, recipe, delay, data, replicas=mesh["replicas"])
     dist.barrier()
     dist.destroy_process_group()
     store = f"file://{folder}/{replica}.store"
@@ -104,7 +78,7 @@ def inside(kind: str, recipe: str, delay: int, make: type[nn.Module] | Any = per
     else:
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     members = gradwire.members.store(f"{folder}/run", f"site-{replica}", at_least=2, beat_s=2.0)
-    other = _trained(model, recipe, delay, data, members=members)
+    other = trained(model, recipe, delay, data, members=members)
     dist.barrier()  # a rank that leaves would end the other's group
     return one, other
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 import gradwire
+from tests.support.bits import Checksums, checksums
 from tests.support.models import batch
 from tests.support.ranks import FOLDER
 
@@ -52,6 +54,43 @@ def values(model: nn.Module) -> list[Tensor]:
 def shared(wire: gradwire.OuterWire, model: nn.Module) -> list[Tensor]:
     with wire.shared_parameters():
         return values(model)
+
+
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a replica held after each of four rounds: θ₀, then its own parameters; and both at last. And what
+    its wire told.
+    """
+
+    held: list[Checksums]
+    buffers: tuple[float, ...]
+    """After each round."""
+    rounds: int
+    sent_bytes: int
+    bytes_by_round: float
+
+
+def trained(model: nn.Module, recipe: str, delay: int, data: int | None = None, **who: Any) -> Run:
+    """On the data of a rank, its own if none is named."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    wire = gradwire.outer(model, optimizer, recipe, every=EVERY, delay=delay, **who)
+    held, buffers = list[Checksums](), list[float]()
+
+    def look() -> None:
+        held.extend([checksums(shared(wire, model)), checksums(values(model))])
+
+    for round_ in range(ROUNDS):
+        steps(model, optimizer, range(EVERY * round_, EVERY * round_ + EVERY), data)
+        look()
+        buffers += [number for each in model.buffers() for number in each.flatten().tolist()]
+    steps(model, optimizer, range(90, 90 + delay), data)  # in which the last round lands
+    look()
+    report = wire.report()
+    wire.detach()
+    return Run(held, tuple(buffers), report.step, report.wire_bytes, report.wire_bytes_per_step)
 
 
 def theta0(wire: gradwire.OuterWire) -> list[Tensor]:
