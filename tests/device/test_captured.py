@@ -356,6 +356,27 @@ def test_what_a_graph_could_not_know_is_not_captured_nor_tried_for_ever(
     assert all(each.graphs == TRIES * len(said) > TRIES for each in there), "and then no more"
 
 
+@pytest.mark.rest
+def test_tries_in_vain_are_forgotten_once_a_unit_is_captured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    select, is_early = TopK.select, [False]
+    monkeypatch.setattr(
+        TopK,
+        "select",
+        lambda self, x, ctx: select(self, x.roll(made_in_each_step(x, ctx) if is_early[0] else 0), ctx),
+    )
+
+    def twice(run: Run) -> None:
+        for buckets in (REVERSED, ONE_BUCKET):
+            for is_early[0], tries in ((True, TRIES - 4), (False, 3)):
+                for _step in range(tries * (EAGER + 1)):
+                    run.step(buckets)
+
+    run_ranks(1, lambda comm: trained(twice, comm, captured=True))
+    assert not caplog.messages
+
+
 def test_the_memory_of_graphs_has_the_means_that_they_write_to() -> None:
     def measured(run: Run) -> None:
         run.steps(8)
