@@ -15,10 +15,14 @@ import torch
 
 import gradwire
 from gradwire.errors import WireError
+from gradwire.members.bucket import meet
 from gradwire.members.bucket.coder import Coder
 from gradwire.members.bucket.objects import Bucket, StoreError
+from gradwire.members.bucket.records import Beat, member_key
+from gradwire.members.bucket.rounds import NO_MORE
 from gradwire.members.site import Site
 from gradwire.sources.delta import Delta
+from tests.support.command import eventually
 from tests.unit.members.test_bucket_entry import beating, enter, held, take
 
 pytest.importorskip("obstore")
@@ -172,3 +176,20 @@ def test_a_site_whose_error_is_caught_is_not_waited_for_until_it_offers_again(
     assert a.members == b.members == ("site-a", "site-b")
     a.detach()
     b.detach()
+
+
+def test_a_site_that_fails_between_rounds_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meet, "ALONE_S", 0.1)
+    of = held()
+    members = gradwire.members.store(str(tmp_path), "site-a", at_least=2, alone="train", beat_s=0.1)
+    wire = gradwire.outer(*of, "topk(ratio=0.2)", every=2, members=members)
+    take(*of, 2)  # its offer has no seal: before each step it asks for one
+    with monkeypatch.context() as patched:
+        patched.setattr(Site, "numbers", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            take(*of, 1)
+    beat = tmp_path / member_key("site-a", 0)
+    assert eventually(lambda: Beat.of(beat.read_bytes()).passes == NO_MORE, 60.0)
+    wire.detach()
