@@ -15,11 +15,19 @@ pytestmark = [pytest.mark.process, pytest.mark.network]
 OWN = """
 import torch
 
+from gradwire.codec.cast import cast
+from gradwire.exchange.payloads import reduce
+from gradwire.recipes.base import Composition, register
+
+@register
+def halves():
+    return Composition(reduce(cast(torch.float16)))
+
 def make():
     model = torch.nn.Linear(64, 64)
     return model, lambda rank, world: [torch.ones(4, 64)], lambda model, batch: model(batch).square().mean()
 """
-"""A model whose steps take no time."""
+"""A model whose steps take no time, and a recipe."""
 
 
 def bench(*arguments, model=("--workload", "convnet"), folder=None):
@@ -28,22 +36,22 @@ def bench(*arguments, model=("--workload", "convnet"), folder=None):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
 
 
-def test_a_recipe_is_compared_with_ddp_and_with_no_communication(tmp_path):
+def test_a_recipe_of_one_s_own_is_compared_with_ddp_and_with_no_communication(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     path = tmp_path / "out.json"
-    words = ["--recipes", "fp16", "--peers", "ddp", "--steps", "2", "--rounds", "1", "--warmup", "1"]
+    words = ["--recipes", "halves", "--peers", "ddp", "--steps", "2", "--rounds", "1", "--warmup", "1"]
     done = bench(*words, "--json", str(path), model=("--model", "own:make"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["name"], row["kind"]) for row in rows[1:3]] == [("ddp", "peer"), ("fp16", "recipe")]
+    assert [(row["name"], row["kind"]) for row in rows[1:3]] == [("ddp", "peer"), ("halves", "recipe")]
     assert [row["kind"] for row in rows] == ["bound", "peer", "recipe", "bound"]
     for row in rows:
         assert row["failed"] is None
         assert len(row["step_s_all"]) == 2
-    bound, ddp, fp16, _again = rows
-    assert [row["replicas_identical"] for row in (ddp, fp16)] == [True, True]
+    bound, ddp, halves, _again = rows
+    assert [row["replicas_identical"] for row in (ddp, halves)] == [True, True]
     assert bound["wire_bytes_per_step"] == 0
-    assert 0.5 <= fp16["wire_bytes_per_step"] / ddp["wire_bytes_per_step"] < 0.6
+    assert 0.5 <= halves["wire_bytes_per_step"] / ddp["wire_bytes_per_step"] < 0.6
     assert "identical" in done.stdout
 
 

@@ -92,13 +92,13 @@ MakeSetting = Callable[[BenchEntry], Setting]
 def check(settings: Settings) -> None:
     """Raise `ValueError`, or `OSError` for data that cannot be read, where something could not be trained."""
     task = settings.task
+    data = None if task.data is None else Path(task.data)
+    found = workload(task.workload, data=data, batch_size=task.batch_size)
+    found.batches(0, settings.network.workers, task.seed)  # first: a file of the user's may register recipes
     for entry in settings.entries:
         _check_entry(entry, sharded=task.sharded)
     if task.policy is not None:
         policy_of(task.policy)
-    data = None if task.data is None else Path(task.data)
-    found = workload(task.workload, data=data, batch_size=task.batch_size)
-    found.batches(0, settings.network.workers, task.seed)
 
 
 def _check_entry(entry: BenchEntry, *, sharded: bool) -> None:

@@ -88,7 +88,7 @@ def bench(
             recipes = OF_FSDP if sharded else RECIPES
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         for entry in entries:
-            if entry.kind == "recipe":
+            if entry.kind == "recipe" and model is None:  # whose file may register recipes
                 check_recipe(entry.stem)
         link = emulate.EmulatedLink(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode.value)
