@@ -12,21 +12,9 @@ from gradwire.exchange.leader import leader, leader_in_turn
 from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
+from tests.unit.exchange.test_ar_topk import chosen, own_peak
 
 WORLDS = (1, 2, 3, 4, 5, 7)
-
-
-def own_peak(rank: int) -> torch.Tensor:
-    """Largest at the element with the rank's number, so that the choice shows who made it."""
-    x = torch.ones(10)
-    x[rank] = 5.0
-    return x
-
-
-def chosen(results) -> int:
-    choices = {int(result.mean.nonzero().item()) for result in results}
-    assert len(choices) == 1
-    return choices.pop()
 
 
 @looped("world", WORLDS)

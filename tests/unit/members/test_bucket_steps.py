@@ -11,25 +11,17 @@ import torch
 
 import gradwire
 from gradwire.members.bucket import meet, member
+from tests.unit.members.test_bucket_entry import held, take
 
 pytest.importorskip("obstore")
 
 
 def site(folder: Path, name: str = "site-a", at_least: int = 1, alone: Any = "wait", **options: Any) -> Any:
     """Its wire, model and optimizer."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(20, 5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = held()
     members = gradwire.members.store(str(folder / "run"), name, at_least=at_least, alone=alone)
     wire = gradwire.outer(model, optimizer, "topk(ratio=0.2)", members=members, **options)
     return wire, model, optimizer
-
-
-def take(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, 20)).square().mean().backward()
-        optimizer.step()
 
 
 def test_a_save_while_a_round_is_under_way_goes_on_and_counts_nothing_twice(tmp_path: Path) -> None:
