@@ -267,7 +267,8 @@ def test_what_exchanges_keep_must_be_equal_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_memory_of_another_floating_type_is_converted(dtype: torch.dtype) -> None:
-    saved = deepcopy(_saved(1)[0])
+    """Also of a long run."""
+    saved = deepcopy(_saved(1)[0]) | {"step": 10**9}
     saved["memory"] = {name: nn_parameter(each.to(dtype)) for name, each in saved["memory"].items()}
 
     def rank(comm: Comm) -> None:
@@ -277,6 +278,7 @@ def test_memory_of_another_floating_type_is_converted(dtype: torch.dtype) -> Non
             assert torch.equal(rig.memory[name], kept.detach().float().view(-1))
             assert not rig.reducer.layout.memory(name).requires_grad
         assert rig.step(gradients(0, 2)).step.committed
+        assert rig.reducer.step == 10**9 + 1
 
     run_ranks(1, rank)
 
