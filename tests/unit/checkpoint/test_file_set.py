@@ -314,27 +314,29 @@ def test_a_first_save_that_was_cut_off_is_none_and_the_next_one_goes_through(
     assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), saved, strict=True))
 
 
-@pytest.mark.parametrize("fatal", [1, 2, 3])
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("fatal", "error"), [(1, FULL), (2, FULL), (3, FULL), (1, MemoryError("no room"))])
 def test_a_full_disk_is_said_on_all_ranks_and_the_old_set_stays(
-    tmp_path: Path, disk: Disk, fatal: int
+    tmp_path: Path, disk: Disk, fatal: int, error: Exception
 ) -> None:
     old = _save(tmp_path, 2, 1)
     before = sorted(path.name for path in tmp_path.iterdir())
-    disk.victim, disk.fatal = 1, fatal
-    disk.raises = OSError(errno.ENOSPC, "No space left on device")
+    disk.victim, disk.fatal, disk.raises = 1, fatal, error
 
     def rank(comm: Comm) -> str:
         rig = _trained(comm, 2)
         disk.belongs_to(comm.rank)
-        with pytest.raises((OSError, PeerFailed)) as caught:
+        with pytest.raises((OSError, MemoryError, PeerFailed)) as caught:
             file_set.save(file_set.of_reducer(rig.reducer), tmp_path)
         return f"{type(caught.value).__name__}: {caught.value}"
 
     other, full = run_ranks(2, rank)
     disk.victim = -1
-    assert full == f"OSError: [Errno 28] No space left on device: '{tmp_path}'"
+    assert full == f"{type(error).__name__}: {error}" + f": '{tmp_path}'" * (error is FULL)
     assert other.startswith("PeerFailed: rank 1 could not save its state, and what was saved before is still")
-    assert "No space left on device" in other
+    assert str(error) in other
     assert {path.name for path in tmp_path.iterdir()} >= set(before)
     assert all(_same(found, own) for (_, found), own in zip(_load(tmp_path, 2), old, strict=True))
 
