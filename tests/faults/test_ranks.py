@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.sources.nodes.level import Packing
-from tests.faults.scenes_ranks import NODES, Made, ddp, hsdp, plain
+from tests.process.attached_models import NODES, Made, ddp, hsdp, plain
 from tests.support.bits import Checksums, checksums
 from tests.support.models import batch
 from tests.support.raised import Raised, raised

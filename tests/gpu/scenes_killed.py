@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.faults.scenes_ranks import ddp
+from tests.process.attached_models import ddp
 from tests.support.models import train
 
 

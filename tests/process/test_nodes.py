@@ -28,7 +28,7 @@ from gradwire.comm.checksums import SHORT_BYTES, SealedLayout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
 from gradwire.sources.nodes.level import Packing
-from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
+from tests.process.attached_models import Made, ddp, hsdp, plain
 from tests.process.fsdp_models import prints
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER, TIMEOUT_S

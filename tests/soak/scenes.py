@@ -30,8 +30,8 @@ from gradwire.exchange.base import Decode
 from gradwire.memory import UNSENT, Residual
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.reducer import Reducer
-from tests.faults import scenes_ranks
-from tests.faults.scenes_ranks import Made
+from tests.process import attached_models
+from tests.process.attached_models import Made
 from tests.soak.plans import Plan
 from tests.support.models import batch
 from tests.support.ranks import FOLDER
@@ -51,10 +51,10 @@ class WrapperFailed(RuntimeError):
 
 
 MADE: dict[str, Callable[..., Made]] = {
-    "ddp": partial(scenes_ranks.ddp, guard_every=GUARD_EVERY),
-    "plain": partial(scenes_ranks.plain, guard_every=GUARD_EVERY),
-    "nodes": partial(scenes_ranks.ddp, nodes=scenes_ranks.NODES),
-    "hsdp": scenes_ranks.hsdp,
+    "ddp": partial(attached_models.ddp, guard_every=GUARD_EVERY),
+    "plain": partial(attached_models.plain, guard_every=GUARD_EVERY),
+    "nodes": partial(attached_models.ddp, nodes=attached_models.NODES),
+    "hsdp": attached_models.hsdp,
 }
 
 
