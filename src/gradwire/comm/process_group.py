@@ -141,10 +141,18 @@ def _copies(_comm: object, tensor: Tensor, out: Tensor) -> Pending:
 
 
 def _issued(
-    verb: Callable[..., Any], comm: ProcessGroupComm, tensor: Tensor, out: Tensor, **options: Any
+    verb: Callable[..., Any],
+    comm: ProcessGroupComm,
+    tensor: Tensor,
+    out: Tensor,
+    *,
+    in_place: bool = False,
+    **options: Any,
 ) -> Pending:
-    """Issue the library's collective. Raises `TransportError`."""
-    tensors = (tensor,) if out is tensor else (out.view(-1), tensor.view(-1))
+    """Issue the library's collective; one that is always `in_place` takes one tensor. Raises
+    `TransportError`.
+    """
+    tensors = (tensor,) if in_place else (out.view(-1), tensor.view(-1))
     try:
         pending = WorkPending([verb(*tensors, group=comm.group, async_op=True, **options)], comm.group)
     except RuntimeError as error:
@@ -327,7 +335,7 @@ class ProcessGroupComm(PointToPointComm):
             case "all_reduce":
                 return self._all_reduce(nbytes, is_cpu)
             case "broadcast":
-                return partial(_issued, dist.broadcast, group_src=round_.src)
+                return partial(_issued, dist.broadcast, in_place=True, group_src=round_.src)
             case "all_gather":
                 return self._all_gather(nbytes, is_cpu)
             case "all_to_all":
@@ -354,7 +362,7 @@ class ProcessGroupComm(PointToPointComm):
             return self._direct(nbytes)
         if is_cpu and (self._is_striped(nbytes // self.world) or self.series is not None):
             return lambda comm, tensor, _out: comm.hop(partial(gloo_all_reduce, tensor))
-        return partial(_issued, dist.all_reduce)
+        return partial(_issued, dist.all_reduce, in_place=True)
 
     def _direct(self, nbytes: int) -> Way:
         """Exchange tensors among all ranks; the waiting thread adds them.
@@ -418,7 +426,7 @@ class ProcessGroupComm(PointToPointComm):
         splits = [sent.numel()] * self.world
         splits[self.rank] = 0
         copies = sent if self.world == 2 else sent.repeat(self.world - 1)
-        cut = {"output_split_sizes": splits, "input_split_sizes": splits}
+        cut: dict[str, Any] = {"output_split_sizes": splits, "input_split_sizes": splits}
         return _issued(dist.all_to_all_single, self, copies, received, **cut)
 
     def _beside(self) -> Progress:
