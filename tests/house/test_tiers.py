@@ -166,7 +166,7 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "process.test_net_run:test_ranks_see_each_other_and_their_bytes_are_counted",
         ),
         "`gradwire bench`": (
-            "process.test_bench_command:test_a_recipe_is_compared_with_ddp_and_with_no_communication",
+            "process.test_bench_command:test_a_recipe_of_one_s_own_is_compared_with_ddp_and_with_no_communication",
             "unit.lab.test_report:test_a_bench_makes_a_page_too",
             "unit.lab.test_settings:test_a_pair_is_a_scatter_and_the_bits_of_gathers",
         ),
@@ -284,7 +284,7 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
 """By page and heading: of each row its tests. They are those of `make test` alone."""
 
 SENTENCES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("README.md", "It keeps the fastest whose error-feedback residual stays below 15 %"): (
+    ("README.md", "It rejects those whose error-feedback residual exceeds 15 %"): (
         "unit.planning.test_choice:test_where_none_reaches_it_the_fastest_runs",
         "unit.recipes.test_trial:test_a_trial_ends_at_once_when_more_is_late_than_may_be",
         "process.test_train:test_an_adaptive_recipe_decides_alike_on_all_ranks",
