@@ -142,22 +142,15 @@ class InstalledRecipe:
 
         Returns `None` if it is running already. A collective if some unsent gradient would lose its place.
         """
-        asked = self.layout_of(following, META)
-        if self._may_follow(asked):
+        now, asked = self.layout, self.layout_of(following, META)
+        homeless = now.homeless_in(asked)
+        left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
+        if not homeless or slowest(self.env.control, [float(left)]) == [0.0]:
             return asked.main
         from gradwire.recipes.flush import flushing  # few runs need it
 
         first = flushing(asked.main)
-        return None if first == self.layout.main else first
-
-    def _may_follow(self, following: Layout) -> bool:
-        """True if no rank's unsent gradient would lose its place under `following`. A collective if a place
-        is lost.
-        """
-        now = self.layout
-        homeless = now.homeless_in(following)
-        left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
-        return not homeless or slowest(self.env.control, [float(left)]) == [0.0]
+        return None if first == now.main else first
 
     def successor(self, composition: Composition) -> RecipeSnapshot:
         """A snapshot of `composition`, with the present memory."""
