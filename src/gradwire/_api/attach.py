@@ -51,7 +51,7 @@ from gradwire.sources.unwrap import Optimizers, listed, optimizers_of, scaler_of
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.on_device import DeviceBackward
-from gradwire.step.optimizer_log import OptimizerLog, Skipped
+from gradwire.step.optimizer_log import OptimizerLog, SkippedStep
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.shards import Shard
 from gradwire.step.step import Step
@@ -84,7 +84,7 @@ def attach(
     placement: PlacementName = "auto",
     checksums: bool = False,
     guard_every: int = 0,
-    skipped: Skipped = "drop",
+    skipped: SkippedStep = "drop",
     inside: str | Recipe | None = None,
     gather: Gathered = None,
     held_on: HeldOn = "device",

@@ -15,7 +15,7 @@ from gradwire.sources.checks import check_policy
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
 from gradwire.step.layout import Policy, chooser
-from gradwire.step.optimizer_log import Skipped
+from gradwire.step.optimizer_log import SkippedStep
 from gradwire.tools.guard import check_guard
 from gradwire.unit.parameters import layout_hash
 from gradwire.version import __version__
@@ -44,7 +44,7 @@ class Configuration:
     nodes: Nodes = "auto"
     guard_every: int = 0
     checksums: bool = False
-    skipped: Skipped = "drop"
+    skipped: SkippedStep = "drop"
     inside: str | Recipe | None = None
     gather: Gathered = None
     held_on: HeldOn = "device"
@@ -85,7 +85,7 @@ class Configuration:
             raise ValueError(f"target={self.target!r} is not a number")
         if self.scaler is not None and not callable(getattr(self.scaler, "get_scale", None)):
             raise ValueError(f"scaler={self.scaler!r} is not a torch.amp.GradScaler")
-        if self.skipped not in get_args(Skipped):
+        if self.skipped not in get_args(SkippedStep):
             raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
         if self.memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")

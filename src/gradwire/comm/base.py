@@ -294,10 +294,10 @@ def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
     until the zeros have been sent. Raises `TransportError` if a length is owed that only the failed exchange
     knew.
     """
-    told: deque[int] = deque()
+    announced: deque[int] = deque()
     for round_ in owed:
         if round_.verb == "shift":
-            told.extend(_owe_shift(comm, round_, told, device))
+            announced.extend(_owe_shift(comm, round_, announced, device))
         elif not round_.at_most:
             zeros = torch.zeros(round_.numel, dtype=round_.dtype, device=device)
             wait_unread(issue_alone(comm, round_, zeros))
@@ -309,28 +309,28 @@ def wait_unread(pending: Pending) -> None:
         pending.wait()
 
 
-def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device) -> list[int]:
+def _owe_shift(comm: Comm, round_: Round, announced: deque[int], device: torch.device) -> list[int]:
     """Carry out one owed shift with zeros, as few as possible.
 
     Args:
         round_: the shift.
-        told: lengths of later shifts that the sending rank has announced, oldest first; one is taken from it
-            if the round's length is known at run time only.
+        announced: lengths of later shifts, as the sending rank has told them, oldest first; one is taken from
+            it if the round's length is known at run time only.
         device: device of the tensors.
 
     Returns the lengths that the received message announces. Raises `TransportError` if a length is unknown or
     impossible.
     """
-    sent = heard = round_.numel
+    sent = received = round_.numel
     if round_.at_most:
-        if not told:
+        if not announced:
             raise TransportError(
                 "this rank failed between messages, and only the code that failed knew their lengths"
             )
-        sent, heard = round_.least, round_.least + told.popleft()
-    if not sent <= heard <= round_.numel:
-        raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")
-    out = torch.empty(heard, dtype=round_.dtype, device=device)
+        sent, received = round_.least, round_.least + announced.popleft()
+    if not sent <= received <= round_.numel:
+        raise TransportError(f"a peer announces {received} elements, where there are {round_.numel} at most")
+    out = torch.empty(received, dtype=round_.dtype, device=device)
     zeros = torch.zeros(sent, dtype=round_.dtype, device=device)
     wait_unread(comm.shift(out, zeros, round_.by, round_.tells))
     trailer = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()

@@ -56,7 +56,7 @@ class Captures:
         return CapturedExchange(exchange, self, label).start if exchange.laws.repeats else None
 
 
-class _Apart(ExchangeContext):
+class _CapturedContext(ExchangeContext):
     """The context of a step that is captured. What it draws would be the same in all steps."""
 
     def _generator(self, who: int) -> torch.Generator:
@@ -239,13 +239,13 @@ class CapturedExchange:
         """
         recorder = _Recorder(comm, self.captures.graphs())
         told: list[tuple[Tensor, str]] = []
-        apart = object.__new__(_Apart)
+        captured = object.__new__(_CapturedContext)
         try:
             with holding() as tables, _uncollected():
                 recorder.wait()
                 kept = _Kept(ctx, x.device)
-                apart.__dict__.update(ctx.__dict__, kept=kept, see=lambda *finding: told.append(finding))
-                decode = self.exchange.start(x, mean, recorder, apart)
+                captured.__dict__.update(ctx.__dict__, kept=kept, see=lambda *finding: told.append(finding))
+                decode = self.exchange.start(x, mean, recorder, captured)
                 decode()
                 last = recorder.stop()
         except (TooEarly, RuntimeError) as error:

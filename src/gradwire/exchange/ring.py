@@ -235,10 +235,10 @@ class RingAllReduce:
         """Exchange the lengths of the messages with these numbers, which travel alone because no earlier
         frame carries them: one shift of int64.
         """
-        told = torch.tensor([self._made[message][1] for message in messages], device="cpu")
-        heard = torch.empty_like(told)
-        self._comm.shift(heard, told, tells=len(messages)).wait()
-        self._lengths |= zip(messages, heard.tolist(), strict=True)
+        sent = torch.tensor([self._made[message][1] for message in messages], device="cpu")
+        received = torch.empty_like(sent)
+        self._comm.shift(received, sent, tells=len(messages)).wait()
+        self._lengths |= zip(messages, received.tolist(), strict=True)
 
     def _send(self, message: int) -> None:
         """Exchange the frames of a message. A finished frame is decoded while it is passed on."""

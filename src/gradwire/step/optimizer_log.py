@@ -61,7 +61,7 @@ from gradwire.untraced import untraced
 
 Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]
 
-Skipped = Literal["drop", "keep"]
+SkippedStep = Literal["drop", "keep"]
 """Effect of a step without an optimizer step: "drop" leaves no trace in the memory, "keep" keeps its unsent
 part."""
 
@@ -147,7 +147,7 @@ class OptimizerLog:
         optimizers: Optimizers,
         device: Device,
         *,
-        skipped: Skipped = "drop",
+        skipped: SkippedStep = "drop",
         alone: bool = False,
         raises: bool = False,
         may_differ: Callable[[], bool] = lambda: False,
