@@ -9,46 +9,32 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from tests.process.attached_models import Made, ddp, plain
 from tests.process.fsdp_models import bits, loss_of, sharded, train, whole
 from tests.support.models import batch, optimizer_of, perceptron
 from tests.support.world import Ranks
 
 pytestmark = [pytest.mark.process, pytest.mark.rest]
 
-Built = tuple[nn.Module, torch.optim.Optimizer, gradwire.Wire]
 
-
-def ddp(recipe: str) -> Built:
-    model = DistributedDataParallel(perceptron())
-    optimizer = optimizer_of(model)
-    return model, optimizer, gradwire.attach(model, optimizer, recipe)
-
-
-def plain(recipe: str) -> Built:
-    model = perceptron()
-    optimizer = optimizer_of(model)
-    return model, optimizer, gradwire.attach(model, optimizer, recipe, replicas=dist.group.WORLD)
-
-
-def fsdp(recipe: str) -> Built:
+def fsdp(recipe: str) -> Made:
     model = sharded()
     optimizer = optimizer_of(model)
     return model, optimizer, gradwire.attach(model, optimizer, recipe, gather="int8")
 
 
-def outer(recipe: str) -> Built:
+def outer(recipe: str) -> Made:
     model = perceptron()
     optimizer = optimizer_of(model)
     wire = gradwire.outer(model, optimizer, recipe, every=2, delay=1, replicas=dist.group.WORLD)
     return model, optimizer, wire
 
 
-KINDS: dict[str, Callable[[], Built]] = {
+KINDS: dict[str, Callable[[], Made]] = {
     "ddp": partial(ddp, "int4"),
     "plain": partial(plain, "topk(ratio=0.1)"),
     "fsdp": partial(fsdp, "int4"),
@@ -56,7 +42,7 @@ KINDS: dict[str, Callable[[], Built]] = {
 }
 
 
-def trained(build: Callable[[], Built], *, evaluates: bool) -> str:
+def trained(build: Callable[[], Made], *, evaluates: bool) -> str:
     """Masters after five steps, with evaluations before the first one or without."""
     torch.manual_seed(0)
     model, optimizer, wire = build()
@@ -93,7 +79,7 @@ class Saved:
     now: list[str]
 
 
-def saved_beside(build: Callable[[], Built]) -> Saved:
+def saved_beside(build: Callable[[], Made]) -> Saved:
     """Another thread would write it later."""
     model, optimizer, wire = build()
     train(model, optimizer, range(3))

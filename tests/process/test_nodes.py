@@ -28,7 +28,7 @@ from gradwire.comm.checksums import SHORT_BYTES, SealedLayout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
 from gradwire.sources.nodes.level import Packing
-from tests.process.attached_models import Made, ddp, hsdp, plain
+from tests.process.attached_models import NODES, Made, ddp, hsdp, plain
 from tests.process.fsdp_models import prints
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER, TIMEOUT_S
@@ -38,7 +38,7 @@ from tests.support.world import Ranks
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
-NODES, OTHERS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+OTHERS = ((0, 2), (1, 3))
 FEW = "topk(ratio=0.05)"
 
 
@@ -394,7 +394,7 @@ def states() -> States:
     *_, back = _attached(FEW, OTHERS)
     back.load_state_dict(flat.mean_state_dict()["mean"])
     here = mean_of(back)
-    [folder] = folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folders)
     [folder] = folders
     saved_step = back.save(folder)
