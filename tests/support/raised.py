@@ -15,6 +15,7 @@ class Raised:
     text: str = ""
     after_s: float = 0.0
     notes: tuple[str, ...] = ()
+    cause: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" if self.kind else ""
@@ -26,6 +27,6 @@ def raised(call: Callable[[], object]) -> Raised:
     try:
         call()
     except (Exception, SystemExit) as error:  # not Ctrl-C
-        notes = tuple(getattr(error, "__notes__", ()))
-        return Raised(type(error).__name__, str(error), time.monotonic() - start_s, notes)
+        after_s, notes = time.monotonic() - start_s, tuple(getattr(error, "__notes__", ()))
+        return Raised(type(error).__name__, str(error), after_s, notes, type(error.__cause__).__name__)
     return Raised(after_s=time.monotonic() - start_s)
