@@ -51,6 +51,15 @@ def test_receives_are_announced_before_anything_is_sent(verb: str, issued: list[
     assert set(issued) == {"receive", "send"}
 
 
+def test_rows_may_come_where_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a rank that pays for a round in which it has nothing to send."""
+    asked: list[int] = []
+    monkeypatch.setattr(dist, "all_to_all_single", lambda *given, **_: asked.append(len(given)) or DONE)
+    rows = torch.zeros(4, 2)
+    ProcessGroupComm(cast("dist.ProcessGroup", _Group(4))).all_to_all(rows, rows).wait()
+    assert asked == [2]
+
+
 @pytest.mark.parametrize(
     ("byte_s", "border"),
     [(None, SHORT_BYTES), (0.0, SHORT_BYTES), (1 / 25e6, SHORT_BYTES), (8 / 13e6, 8125), (1.0, 0)],
