@@ -8,7 +8,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,8 +24,9 @@ import gradwire
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.ahead import Receive
 from gradwire.comm.algorithms import ring_all_gather
-from gradwire.comm.groups import borrow, give_back
+from gradwire.comm.groups import borrow, give_back, lent
 from gradwire.environment import CONNECTIONS
+from gradwire.measure.connections import Tried
 from tests.support.models import digest
 from tests.support.tiers import rest
 from tests.support.world import Ranks
@@ -220,6 +221,27 @@ def gathered(per_node: str) -> Gathered:
     ):
         found = trained("1", "auto", "topk(ratio=0.001)")
     return Gathered(ring.called, found.digest)
+
+
+def lent_of_tried(count: int) -> int:
+    """Groups that a model has which tries so many connections and is as fast with one."""
+
+    def in_vain(over: Callable[[int], object], _control: object) -> Tried:
+        over(count)
+        return Tried(round_trip_s=0.0, payload_bytes=0, times_s={}, connections=1)
+
+    with (
+        mock.patch("gradwire._api.connections.connections_asked", return_value=None),
+        mock.patch("gradwire._api.connections.tried", in_vain),
+    ):
+        wire = gradwire.attach(nn.parallel.DistributedDataParallel(nn.Linear(3, 3)), recipe="dense")
+    number = len(lent())
+    wire.detach()
+    return number
+
+
+def test_connections_that_gain_nothing_are_left_to_the_next_model(two: Ranks) -> None:
+    assert two(lent_of_tried, 3) == two(lent_of_tried, 1)
 
 
 def require_same(ranks: list[list[Trained]]) -> None:
