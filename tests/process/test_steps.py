@@ -592,27 +592,6 @@ def test_another_optimizer_may_take_over(two: Ranks) -> None:
         assert found.dropped == 0
 
 
-def switched_after_detach() -> str:
-    """A detached wire knows its optimizer, so that momentum is not applied twice."""
-    model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    wire = gradwire.attach(model, optimizer, TOPK)
-    backward(model, 0)
-    optimizer.step()
-    optimizer.zero_grad()
-    wire.detach()
-    optimizer.step()
-    try:
-        wire.switch("dgc(ratio=0.1, warmup_steps=0)")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_a_detached_wire_knows_its_optimizer(two: Ranks) -> None:
-    assert all("momentum" in text for text in two(switched_after_detach))
-
-
 def goes_by_the_other() -> list[float]:
     """The share of a gradient that arrives where the optimizer could tell, then could not: by gcomp."""
     model, optimizer, wire = attached("gcomp")
@@ -633,25 +612,6 @@ def test_recipes_go_by_the_optimizer_that_took_over(two: Ranks) -> None:
     for before, after in two(goes_by_the_other):
         assert before > 0.9
         assert after < 0.1, "a rate of 1e-12 moves hardly any parameter"
-
-
-def part_of_the_one_given() -> Run:
-    """The one given is around another that steps in its place, as in sharpness-aware minimization."""
-    model, optimizer, wire = attached(TOPK)
-    inner = optimizer_of(model)
-    inner.param_groups = optimizer.param_groups
-    with told() as lines:
-        for number in range(3):
-            model.zero_grad()
-            backward(model, number)
-            inner.step()
-    return ended(model, wire, lines)
-
-
-def test_an_optimizer_inside_the_one_given_is_no_other(two: Ranks) -> None:
-    for found in two(part_of_the_one_given):
-        assert found.dropped == 0
-        assert found.said == ()
 
 
 # -- several exchanges, several optimizers
