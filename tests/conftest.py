@@ -26,9 +26,6 @@ os.environ.setdefault("GRADWIRE_CHECK_KERNELS", "1")
 os.environ.setdefault("GRADWIRE_TIMED_EVERY", "1")
 """In tests all steps are timed, and what they send is metered and compared with what was announced."""
 
-os.environ.setdefault("GRADWIRE_COMPILE_FIRST", "1")
-"""On an empty cache of kernels, too, a recipe runs from its first step on: no bit depends on the cache."""
-
 # A shell makes what runs in the background deaf to Ctrl-C, and children inherit that; tests send it to them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
