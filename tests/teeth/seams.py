@@ -177,7 +177,7 @@ SEAMS = (
     Seam("NaN in a loaded memory is taken.", "_check_memory", "raise ValueError(…NaN…)", "return"),
     Seam(
         "Another number of ranks starts with the sum of what was unsent, not the mean.",
-        "_mean",
+        "mean_of",
         "…torch.stack([m[name] for m…mean(0)…",
         "…torch.stack([m[name] for m…sum(0)…",
     ),
