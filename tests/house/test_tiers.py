@@ -7,6 +7,8 @@ longer true. A test counts if it is neither left out nor skipped, even if only o
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -391,3 +393,12 @@ def test_each_collective_carries_a_training_on_real_ranks_in_make_test() -> None
     every, here = (set().union(*map(verbs, texts)) for texts in (TRAINS, trained))
     assert len(every) >= 4
     assert every == here
+
+
+@pytest.mark.rest
+def test_the_tests_of_other_versions_of_torch_are_there() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q"]
+    done = subprocess.run(
+        [*command, "@tests/versions.txt"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
