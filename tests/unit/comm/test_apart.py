@@ -24,7 +24,7 @@ from gradwire.errors import TransportError
 def met(
     world: int,
     body: Callable[[Apart], Any],
-    connect_s: float = 5.0,
+    connect_s: float = 60.0,
     missing: int = 0,
     by: Callable[[dist.Store], dist.Store] = lambda store: store,
 ) -> list[Future[Any]]:
@@ -32,7 +32,7 @@ def met(
     `missing`.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    limit = timedelta(seconds=5)
+    limit = timedelta(seconds=60)
 
     def run(rank: int) -> Any:
         own = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=limit)
@@ -169,7 +169,7 @@ def test_a_connection_that_closes_in_the_middle_of_a_message_ends_the_wait_for_i
 
 def test_a_wait_for_a_rank_that_is_slow_goes_on_while_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradwire.comm.process_group.LOOK_S", 0.001)
-    are_done = threading.Barrier(3)
+    are_done = threading.Barrier(3, timeout=60.0)
 
     def body(meeting: Apart) -> float:
         time.sleep(0.1 * meeting.rank)
