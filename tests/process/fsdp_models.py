@@ -156,7 +156,7 @@ def prints(state: Any) -> Any:
     """A state with fingerprints in place of its tensors."""
     if isinstance(state, dict):
         return {name: prints(each) for name, each in state.items()}
-    return bits(state) if isinstance(state, Tensor) else state
+    return f"{state.dtype} {tuple(state.shape)} {bits(state)}" if isinstance(state, Tensor) else state
 
 
 def all_of(state: Any) -> list[Any]:
@@ -335,6 +335,7 @@ class Carried(Stock):
     dense_bytes: float
     told_bytes: list[float]
     """By metrics: of both, of gathers, of scatters."""
+    modules: int
     numel: int
     memory_bytes: int
     held_bytes: int
@@ -373,6 +374,7 @@ def carried(
         told["scatter_bytes_per_step"],
         told["dense_bytes_per_step"],
         [metrics[f"gradwire/{name}_mean"] for name in ("bytes_sent", "gather_bytes", "scatter_bytes")],
+        len(told["modules"]),
         sum(each.numel() for each in model.parameters() if each.requires_grad),
         told["memory_bytes"],
         told["held_bytes"],

@@ -135,6 +135,8 @@ def test_dense_is_stock_fsdp2_bit_for_bit(two: Ranks, name: str) -> None:
         # Since torch 2.15 gradients are scattered in the parameters' own type, unless reduce_dtype= is given.
         assert found.scattered == ["bfloat16" if is_half and torch.__version__ < (2, 15) else "float32"]
         assert found.memory_bytes == 0
+        if name == "grouped":
+            assert found.modules == 4
 
 
 def test_dense_counts_the_bytes_that_gloo_sends(two: Ranks) -> None:
@@ -160,6 +162,8 @@ def test_it_trains_like_stock_fsdp2(two: Ranks, name: str, recipe: str) -> None:
         # Of six steps of AdamW, in which a value of either sign may move by the learning rate.
         assert abs(each.losses[-1] - other.losses[-1]) < 0.1 * other.losses[0]
         assert each.losses[-1] < each.losses[0]
+        if name == "grouped":
+            assert (each.modules, each.gathered, each.scattered) == (4, ["int8"], [recipe])
 
 
 @pytest.mark.parametrize("recipe", ["int4", pytest.param("int8", marks=pytest.mark.rest)])

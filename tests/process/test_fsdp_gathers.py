@@ -160,9 +160,12 @@ def moved_by(how: str) -> Moved:
     """A gather sends what masters are now, whatever has moved them, and whatever torch has counted of it."""
     model = sharded()
     optimizer = in_backward(model) if how == "in backward" else adam(model, **OPTIMIZERS.get(how, {}))
-    wire = gradwire.attach(model, optimizer, "dense", gather="int8")
+    is_within = how == "in backward"  # then gradwire sees no step
+    wire = gradwire.attach(model, None if is_within else optimizer, "dense", gather="int8")
     values, before = seen(model), master_of(model)
     train(model, optimizer, range(2))
+    if how not in (*OPTIMIZERS, "in backward", "dcp"):  # which goes back to where it is now
+        before = master_of(model)
     move(how, model, optimizer)
     now = master_of(model)
     values.clear()

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import gradwire
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.fsdp.coding import scattering
-from gradwire.sources.fsdp.modules import ShardedModule
+from gradwire.sources.fsdp.modules import ShardedModule, modules_of
 from tests.process.fsdp_models import (
     NODES,
     all_of,
@@ -261,9 +261,9 @@ class TypedByHand(Vector):
         return super().forward(inputs, more) + (self.between * inputs[:3].bfloat16()).sum()
 
 
-def conserved_by_type() -> dict[str, tuple[float, bool]]:
-    """By name, how far what arrived and what is unsent are from all that was given, in parts of its largest
-    number; and whether anything is unsent."""
+def conserved_by_type() -> tuple[list[int], dict[str, tuple[float, bool]]]:
+    """The order in which torch packs. And by name, how far what arrived and what is unsent are from all that
+    was given, in parts of its largest number; and whether anything is unsent."""
     model, optimizer, wire = carried(sharded(TypedByHand), "int4")
     arrived = added(*(give(model, optimizer, step) for step in range(5)))
     ranks = range(dist.get_world_size())
@@ -271,14 +271,16 @@ def conserved_by_type() -> dict[str, tuple[float, bool]]:
     wanted = {**total(range(5)), "between": torch.stack(between).double().sum(0)}
     unsent = unsent_of(wire)
     both = added(arrived, unsent)
-    return {
+    [module] = modules_of(model)
+    return list(getattr(module.group, "_reduce_scatter_param_indices", [0, 1, 2])), {
         name: (off({name: both[name]}, {name: each}), bool(unsent[name].any()))
         for name, each in wanted.items()
     }
 
 
 def test_what_is_unsent_stays_under_its_name_in_whatever_order_torch_packs(two: Ranks) -> None:
-    for found in two(conserved_by_type):
+    for order, found in two(conserved_by_type):
+        assert order == ([0, 2, 1] if torch.__version__ >= (2, 15) else [0, 1, 2])
         assert found.keys() == {"weight", "between", "more"}
         for name, (apart, waits) in found.items():
             # Gradients in bfloat16 are rounded once more where they arrive.
@@ -541,7 +543,7 @@ def test_what_is_unsent_moves_to_another_world_and_to_other_nodes(
 ) -> None:
     for found in four(moves):
         # Sums of two to four numbers of float32, and their mean.
-        assert {way: apart for way, apart in found.off.items() if apart >= 1e-6} == {}
+        assert {way: apart for way, apart in found.off.items() if not apart < 1e-6} == {}
         assert MOVES[moves] in found.lacking
         assert found.step == 3
 

@@ -71,7 +71,8 @@ class Plan:
     `auto` are about an exchange in each step, to compare. `ccr` is the time of a dense all-reduce divided by
     that of the backward pass. `auto` is the choice that the recipe of that name should make, and `why` its
     reason. `worthwhile` is false if compression should gain nothing measurable. `advice` says that in a
-    sentence. If `sharded`, all of it is about FSDP2's own traffic, which `auto` leaves as it is.
+    sentence. If `sharded`, all of it is about FSDP2's own traffic, which `auto` leaves as it is, and `ccr`
+    counts what a step waits for.
     """
 
     model: str

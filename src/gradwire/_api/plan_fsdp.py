@@ -4,8 +4,9 @@ Beside the assumptions of `gradwire.plan`:
 
 - Each layer of the profile is sharded by itself, and gathered in the forward and in the backward pass.
 - On a CPU, a gather of the forward pass and a scatter are waited for, and a gather of the backward pass is
-  begun one layer ahead. On GPUs all gathers are, and nothing waits for a scatter but the step's end; what
-  travels takes turns.
+  begun one layer ahead. On GPUs all gathers are but the first of either pass. There nothing waits for a
+  scatter but the step's end, and what travels takes turns. An exact gather is read on the host: in the
+  backward pass, the layer before it computes once it has come.
 - Exact gathers send heads, and once a step, with them, 2 bits a parameter, as AdamW at 0.001 made a small
   transformer change (`benchmarks/results/2026-11-28-exact-steps.md`).
 - What torch scatters itself goes on a CPU as gloo does it, as an all-reduce, and on GPUs as a ring, which
@@ -86,7 +87,7 @@ def forecast_fsdp(
     """Predict a step of `text`, such as "int4+int8", on a `cluster`; with `gpu`, over NCCL.
 
     `forward_s` and `backward_s` are times without communication. The backward pass goes through the layers in
-    reverse; the next layer's gather travels while one computes.
+    reverse.
 
     >>> from gradwire.planning.costs import Link
     >>> from gradwire.planning.shapes import Layer
@@ -121,6 +122,7 @@ def forecast_fsdp(
         at_s = max(at_s, arrives_s)
         if any(begins_ahead[place + 1 : place + 2]):
             arrives_s = link_s = max(at_s, link_s) + comes_s[place + 1]
+            at_s = max(at_s, arrives_s) if gpu and gather == "exact" and place >= layers else at_s
         at_s += compute_s
         if place >= layers:
             link_s = max(at_s, link_s) + scatters[2 * layers - 1 - place].seconds

@@ -49,7 +49,8 @@ class Report:
     - `recipe`: the recipe that runs, with all options; `asked` is the one that was asked for, such as "auto".
     - `wire_bytes`: the bytes of all steps since the model was attached, under all recipes.
     - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need. `graph_bytes` is the
-      memory on the device that captured graphs keep on top of it (`attach(cuda_graphs=True)`).
+      memory on the device that captured graphs keep on top of it, with the means that they write
+      (`attach(cuda_graphs=True)`).
     - `skipped_steps`: steps that were not finite on some rank. `dropped_steps`: steps that were left out,
       because no optimizer stepped before the gradients were cleared.
     - `late`: the residual ratio: the norm of the unsent gradient over that of a step's gradient, as measured

@@ -68,9 +68,7 @@ All = Annotated[
 Codec = Annotated[
     str, typer.Option(help="Codec costs: cached or measured on this machine, free, or probe's JSON file.")
 ]
-Gpu = Annotated[
-    bool, typer.Option("--gpu", help="Ranks compute on GPUs, where units of gradients are larger.")
-]
+Gpu = Annotated[bool, typer.Option("--gpu", help="Ranks compute on GPUs: larger units, and FSDP2 over NCCL.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")]
 
 

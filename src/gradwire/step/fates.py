@@ -40,7 +40,7 @@ passes came before it; another optimizer has stepped. `optimizer_log` has their 
 
 @dataclass(frozen=True)
 class FateRules:
-    """FateRules that hold as long as a model is followed."""
+    """Rules that hold as long as a model is followed."""
 
     names: frozenset[str] = frozenset()
     """All parameters."""

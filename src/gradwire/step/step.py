@@ -141,7 +141,7 @@ class SentBytes:
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     inside_bytes: float = 0.0
-    """SentBytes within the node; all other bytes go between nodes."""
+    """Sent within the node; all other bytes go between nodes."""
 
     def add(self, planned: float | None, comm: MeteredComm, *, is_timed: bool) -> None:
         """Add what went over `comm`, where `planned` bytes were; in a step that is not timed they are the

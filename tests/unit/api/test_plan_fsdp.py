@@ -45,6 +45,10 @@ def test_on_gpus_scatters_are_rings_and_only_the_ends_of_a_pass_wait() -> None:
     assert fast.step_s == pytest.approx(0.09 + 3 * 131_072e-8)
     # Nothing travels while the forward pass computes its last layer.
     assert slow.step_s == pytest.approx(9 * 131_072e-6 + 0.01)
+    # The host reads what comes with an exact gather, behind a scatter: of three, only the second hides.
+    cluster = Cluster(2, Link(0.0, 1e-7))
+    exact = forecast_fsdp("dense+exact", profile, cluster, 0.03, 0.06, gpu=True)
+    assert exact.step_s == pytest.approx(0.09 + 2 * 131_072e-7, rel=0.01)
 
 
 def test_memory_is_that_of_the_whole_model_and_comes_first() -> None:
