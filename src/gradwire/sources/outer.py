@@ -286,9 +286,9 @@ class Rounds:
         A round under way is about other parameters: what comes is thrown away, and the next round brings what
         is learned from here on.
         """
-        thrown_away = self.round.lands_at
+        was_to_land_at = self.round.lands_at
         try:
-            if thrown_away is not None:
+            if was_to_land_at is not None:
                 self.receive()
                 self._restore_baselines()
                 self.round = self.round.lost()
@@ -299,7 +299,7 @@ class Rounds:
             self.optimizers.begin_outer_anew()
             self._backward.call(self._forget_unsent)
             is_whole = self.local.own.keys() | self.buffer_means.base.keys() <= loaded.keys()
-            self.round = self.round.begun_from(loaded, thrown_away, whole=is_whole)
+            self.round = self.round.begun_from(loaded, was_to_land_at, whole=is_whole)
 
     def taken_up(self) -> None:
         """Another state was taken up: the same values, loaded beside it, count as no load."""

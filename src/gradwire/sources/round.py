@@ -91,15 +91,15 @@ class Round:
 
     # -- otherwise than by rounds
 
-    def begun_from(self, loaded: Mapping[str, int], thrown_away: int | None, *, whole: bool) -> Round:
+    def begun_from(self, loaded: Mapping[str, int], was_to_land_at: int | None, *, whole: bool) -> Round:
         """The shared parameters are what was `loaded`.
 
         Args:
             loaded: checksums by name.
-            thrown_away: steps at which a round was to land that was about others; `None` without one.
+            was_to_land_at: steps at which a round was to land that was about others; `None` without one.
             whole: whether everything was loaded, so that nothing that came before counts.
         """
-        thrown = {} if thrown_away is None else {_THROWN_AWAY: thrown_away}
+        thrown = {} if was_to_land_at is None else {_THROWN_AWAY: was_to_land_at}
         return replace(self, loaded=loaded if whole else {**self.loaded, **thrown, **loaded})
 
     def agreed(self) -> Round:

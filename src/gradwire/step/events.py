@@ -111,7 +111,7 @@ class StepLooked:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """An optimizer has stepped; `skipped` reads, on the device, whether a scaler has told it not to."""
+    """A step has returned; `skipped` reads, on the device, whether a scaler has left it out."""
 
     optimizer: KnownOptimizer
     look: Look = Look()

@@ -3,7 +3,7 @@
 An exchange is not a step. A step is all exchanges up to the first optimizer step after them, and all
 optimizer steps until the next exchange begins (`docs/engineering/design.md`, "A step is what the optimizer
 makes"). `read` folds one event into the state, and is the only function that writes it. All others answer
-questions from it.
+questions from it. `Backward.roll_back_unused` applies the answers to memory and counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gradwire.step.events import (
 )
 from gradwire.unit.context import Fates
 
-UNSEEN, PARTLY, PASSES, ANOTHER = "unseen", "partly", "passes", "another"
+UNSEEN, PARTLY, SEVERAL, ANOTHER = "unseen", "partly", "passes", "another"
 """Complaints about a step that has ended: its gradients were never exchanged, or only a part of them; several
 passes came before it; another optimizer has stepped. `optimizer_log` has their sentences."""
 
@@ -71,7 +71,7 @@ class SinceExchange:
     cleared: set[str] = field(default_factory=set)
     """Parameters whose gradient was cleared before their optimizer had stepped."""
     ended: dict[KnownOptimizer, StepEnded] = field(default_factory=dict)
-    """The last step of each optimizer that has stepped."""
+    """The last step of each optimizer that has stepped, also if a scaler has left it out on the device."""
     added: dict[KnownOptimizer, Mark | None] = field(default_factory=dict)
     """The first gradient of each optimizer, where a pass that exchanged nothing has added to it."""
 
@@ -294,7 +294,7 @@ def complaints(state: State, optimizer: KnownOptimizer, look: Look) -> tuple[str
     """Complaints about a step that ends with these gradients."""
     begun = state.followed[optimizer].doubts
     ended = () if look.are_zero else doubts(state, optimizer, look.first)
-    said: tuple[str, ...] = (PASSES,) if state.passes > 1 else ()
+    said: tuple[str, ...] = (SEVERAL,) if state.passes > 1 else ()
     said += (UNSEEN,) if UNSEEN in begun or UNSEEN in ended else ()
     said += (PARTLY,) if PARTLY in begun else ()
     return said + ((ANOTHER,) if state.exchange.compresses and not optimizer.is_given else ())

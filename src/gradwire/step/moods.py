@@ -26,7 +26,7 @@ class Mood(Enum):
     IDLE = "no pass runs, and the model has the results of the last step"
     BEGUN = "a pass hands over gradients; if it breaks off, the next pass or call finds that out"
     GIVEN = "all gradients are handed over, and the model has not got the results"
-    BROKEN_OFF = "this rank has told the others that it left a step: no pass follows"
+    BROKEN_OFF = "this rank has told the others that it gave up: no pass follows"
 
 
 class Outcome(Enum):

@@ -42,7 +42,7 @@ from gradwire.step.events import (
 from gradwire.step.fates import (
     ANOTHER,
     PARTLY,
-    PASSES,
+    SEVERAL,
     UNSEEN,
     FateRules,
     State,
@@ -356,7 +356,7 @@ class OptimizerLog:
         is_part = {id(group) for group in optimizer.param_groups} <= groups  # as of sharpness-aware ones
         is_inside = torch._C._current_graph_task_id() != -1
         texts = {
-            PASSES: f"{self.state.passes} backward passes were exchanged before one optimizer step: each "
+            SEVERAL: f"{self.state.passes} backward passes were exchanged before one optimizer step: each "
             "micro-batch was compressed and sent. Wrap all but the last in wire.no_sync().",
             UNSEEN: _INSIDE if is_inside else _UNSEEN,
             PARTLY: _PARTLY,

@@ -203,7 +203,7 @@ class Backward:
         cannot end, since not all of its gradients came.
         """
         self._raise_pending()
-        if not self._ended.is_set():
+        if self.mood is Mood.BROKEN_OFF or not self._ended.is_set():
             self._refuse_what_broke_off()
         self.calls.require_order()
         self._catch_up()

@@ -291,7 +291,7 @@ def test_moods_follow_one_another_as_the_table_says() -> None:
             backward.begin()
         elif what == "the last gradient" and backward.mood is Mood.BEGUN:
             backward.close()
-        elif what == "the end of the step" and backward.mood is Mood.GIVEN and is_running:
+        elif what == "the end of the step" and backward.mood is not Mood.BEGUN and is_running:
             _end(backward)
         elif what == "a call" and not (backward.mood is Mood.GIVEN and is_running):  # or it would wait
             backward.settle()
