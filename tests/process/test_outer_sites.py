@@ -202,6 +202,7 @@ def test_machines_go_on_from_what_all_ranks_load_and_hear_of_one_that_loads_alon
 ) -> None:
     for found in four(loaded, kind, way):
         assert found.own == found.shared == found.target
+        assert found.raised.startswith("RanksDisagree: ")
         assert "rank 2: nothing; rank 3: values of fingerprint" in found.raised
 
 

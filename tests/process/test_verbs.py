@@ -171,20 +171,27 @@ def hops_beside_other_collectives(comm: ProcessGroupComm) -> Iterator[Held]:
         yield _held("sum beside hops", token, torch.full((1,), float(world)))
         yield _shifted(comm)
     yield from _waited(comm, under_way)
+    comm.all_reduce(torch.ones(3), "tree").then((ended := threading.Event()).set)
+    yield Held("tree that nobody waits for", 0, 0, ended.wait(LIMIT_S))
+
+
+def _check(rank: Verbs, world: int) -> None:
+    for each in rank.all:
+        assert each.held == each.owed, each.verb
+        assert each.callback_came, each.verb
+    assert all(0x7FC00000 <= nan < 0x7FC00010 for nan in rank.nans), "NaN"
+    # Two ranks keep the same one. What a ring does with them is gloo's business.
+    assert world > 2 or len(set(rank.nans)) == 1
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
     for rank in Ranks(world, tmp_path)(verbs):
-        for each in rank.all:
-            assert each.held == each.owed, each.verb
-            assert each.callback_came, each.verb
-        assert all(0x7FC00000 <= nan < 0x7FC00010 for nan in rank.nans), "NaN"
-        # Two ranks keep the same one. What a ring does with them is gloo's business.
-        assert world > 2 or len(set(rank.nans)) == 1
+        _check(rank, world)
 
 
 @pytest.mark.rest
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("after", ["test_verbs", "scenes_exit"])
 def test_after_all_verbs_or_inside_a_callback_interpreters_end_in_good_order(
     after: str, tmp_path: Path
@@ -215,5 +222,5 @@ if __name__ == "__main__":  # to the end of a group and of an interpreter
     _rank, _world, _meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     store = dist.FileStore(_meeting, _world)
     dist.init_process_group("gloo", store=store, rank=_rank, world_size=_world)
-    verbs()
+    _check(verbs(), _world)
     dist.destroy_process_group()

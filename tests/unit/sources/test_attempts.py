@@ -198,11 +198,21 @@ def _step_another(model: nn.Module, _optimizer: torch.optim.Optimizer, _wire: gr
     made(model, torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
-def _sharpen(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+def _first_half(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     left_out(model, optimizer)
     with torch.no_grad():
         next(model.parameters()).add_(0.01)
+
+
+def _sharpen(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    _first_half(model, optimizer)
     made(model, optimizer)
+
+
+def _sharpen_by_inner(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.OuterWire) -> None:
+    """The sharpness-aware one was given, and the one inside it steps."""
+    _first_half(model, optimizer)
+    _step_another(model, optimizer, wire)
 
 
 def _differentiate(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
@@ -238,6 +248,7 @@ WAYS = {
     "accumulated": _accumulate,
     "another optimizer steps": _step_another,
     "sharpness-aware": _sharpen,
+    "sharpness-aware, the inner one steps": _sharpen_by_inner,
     "after a pass of autograd.grad": _differentiate,
     "in a closure": _close,
     "skipped by a scaler": _overflow,
