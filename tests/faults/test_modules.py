@@ -59,7 +59,12 @@ CHANGED: list[tuple[Change, str, str]] = [
     (assigned, "ddp", "'4.bias' was replaced; '4.weight' was replaced; '2.bias' was replaced; and 3 more."),
     (replaced, "plain", "'2.weight' was replaced."),
     (appended, "sharded", "'blocks.1.more.weight' was added; 'blocks.1.more.bias' was added."),
-    (assigned, "sharded", "'norm.bias' was replaced; 'norm.weight' was replaced; 'never.bias' was replaced;"),
+    (
+        assigned,
+        "sharded",
+        "'norm.bias' was replaced; 'norm.weight' was replaced; 'never.bias' was replaced; and 8 more",
+    ),
+    (replaced, "sharded", "'blocks.1.weight' was replaced."),
 ]
 """`tests/unit/sources/test_same_parameters.py` has all changes, one rank by itself."""
 

@@ -100,7 +100,7 @@ WAYS = [
     *((way, "int4", 2) for way in (load_compiled, load_parts, load_twice, load_by_dcp, load_by_setting)),
     *product((load_all,), ("dense", "diloco", "int4", "topk(0.05)", "sparseloco"), (0, 2)),
 ]
-SOON = [(load_parts, "int4", 2), (load_all, "int4", 2), (load_all, "diloco", 0)]
+SOON = [(load_parts, "int4", 2), *((load_all, *each) for each in (("int4", 0), ("int4", 2), ("diloco", 0)))]
 
 
 @pytest.mark.parametrize(("way", "recipe", "delay"), cases(WAYS, but=SOON))
@@ -158,6 +158,7 @@ def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_
     assert one == other
     assert list(one.raised) == [2 * EVERY + 1, 3 * EVERY + 1]
     assert all(text.startswith(SAID + first) for text in one.raised.values())
+    assert one.ended.startswith("RanksDisagree: ")
     assert "; rank 1: values of fingerprint" in one.ended
 
 

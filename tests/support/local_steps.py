@@ -105,8 +105,8 @@ def mean_of_all(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tenso
 
 
 def apart(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
-    """The largest distance between two elements at the same place."""
-    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+    """The largest distance between two elements at the same place; NaN where one is NaN."""
+    return float(torch.stack([(a - b).abs().max() for a, b in zip(one, other, strict=True)]).max())
 
 
 def distance(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
