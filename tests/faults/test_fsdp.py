@@ -89,7 +89,7 @@ def test_survivors_raise_long_before_the_timeout(
     tmp_path: Path, scene: Callable[[Any], Raised], what: Any
 ) -> None:
     with started(partial(scene, what), 3, tmp_path, TIMEOUT_S) as ranks:
-        wait_for([ranks[0], ranks[2]])
+        wait_for([ranks[0], ranks[2]], guard_s=100.0)
     for rank in (0, 2):
         heard: Raised = returned(tmp_path, rank)
         assert heard.kind == "TransportError", heard
@@ -170,7 +170,7 @@ def test_all_ranks_raise_where_one_cannot_take_what_an_exact_gather_brings(
 ) -> None:
     # "last": it is heard of in the backward pass, which FSDP2 never ends by itself then.
     with started(partial(untaken, way, nodes and NODES[nodes]), world, tmp_path, TIMEOUT_S) as ranks:
-        wait_for(ranks)
+        wait_for(ranks, guard_s=100.0)
     found: list[Untaken] = [returned(tmp_path, rank) for rank in range(world)]
     for rank, each in enumerate(found):
         if rank == VICTIM:

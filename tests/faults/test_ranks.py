@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def until_it_breaks(
             break
         print(step, flush=True)  # the test waits until training is under way
     after, after_s = _held(wire), time.monotonic() - good_s
-    again = raised(partial(_step, model, optimizer, step)) if tries_again else heard
+    again = raised(partial(_step, model, optimizer, step)) if tries_again else replace(heard, after_s=0.0)
     return Broken(heard, after_s, before, after, again)
 
 
@@ -147,9 +147,10 @@ def _survive(
 
 
 def _wait_for_training(folder: Path) -> None:
-    deadline_s = time.monotonic() + 100
+    deadline_s, told = time.monotonic() + 100, folder / "0.json"
     while len((folder / "0.out").read_text().splitlines()) < 20:
         assert not (folder / "0.pickle").exists(), returned(folder, 0)
+        assert not told.exists() or told.stat().st_size < 3, told.read_text()  # of `started_anew`
         assert time.monotonic() < deadline_s, "training never began"
         time.sleep(0.05)
 

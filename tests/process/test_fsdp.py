@@ -624,6 +624,7 @@ def predicted(text: str, nodes: list[list[int]] | None) -> tuple[Costs, Costs]:
 @pytest.mark.parametrize(
     "nodes", [NODES["in a row"], pytest.param(None, marks=pytest.mark.rest)], ids=["by nodes", "flat"]
 )
+@pytest.mark.timeout(240)
 def test_plans_have_the_bytes_that_are_counted(four: Ranks, nodes: list[list[int]] | None) -> None:
     for text in PREDICTED:
         for planned, counted in four(predicted, text, nodes):
