@@ -61,7 +61,7 @@ def left_alone() -> LeftAlone:
 def test_survivors_of_a_killed_rank_never_get_what_was_not_summed(tmp_path: Path) -> None:
     with started(left_alone, 2, tmp_path) as ranks:
         ranks[0].wait(100.0)
-        assert ranks[1].wait(10.0) == -signal.SIGKILL
+        assert ranks[1].wait(10.0) == -signal.SIGKILL, returned(tmp_path, 1)
     seen: LeftAlone = returned(tmp_path, 0)
     for heard in (seen.wait, seen.all_reduce, seen.backward):
         assert heard.kind == "RuntimeError"

@@ -112,7 +112,7 @@ def _dead(name: str, folder: Path) -> Heard | None:
     place.mkdir()
     with started(partial(dying, DEATHS[name], folder / name), 2, place) as ranks:
         ranks[0].wait(120.0)
-        assert ranks[1].wait(10.0) == -signal.SIGKILL
+        assert ranks[1].wait(10.0) == -signal.SIGKILL, returned(place, 1)
     heard: Heard | None = returned(place, 0)
     return heard
 

@@ -105,8 +105,12 @@ def wait_for(ranks: Iterable[Rank], guard_s: float = GUARD_S) -> None:
 
 
 def returned(folder: Path, rank: int) -> Any:
-    """What the scene of `started` returned there; fails with the traceback if it raised."""
-    found = pickle.loads((folder / f"{rank}.pickle").read_bytes())
+    """What the scene of `started` returned there; fails with the traceback if it raised, or with the last of
+    what it has printed if it has returned nothing.
+    """
+    file, said = folder / f"{rank}.pickle", (folder / f"{rank}.out").read_text(errors="replace")[-2000:]
+    assert file.exists(), f"rank {rank} has returned nothing. It printed:\n{said}"
+    found = pickle.loads(file.read_bytes())
     assert "error" not in found, f"rank {rank}:\n{found['error']}"
     return found["value"]
 
@@ -155,7 +159,9 @@ def started_anew(
 def _run(scene: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": scene()}
-    except Exception:
+    except KeyboardInterrupt:
+        raise  # it ends as a user's does
+    except BaseException:
         return {"error": traceback.format_exc()}
 
 
@@ -166,9 +172,12 @@ def _cleared(scene: Callable[[], Any]) -> Any:
 
 
 def _alone(scene: Callable[[], Any], rank: int, world: int, folder: Path, timeout_s: float) -> None:
-    _join(rank, world, folder, timeout_s)
-    new = folder / f"{rank}.new"
-    new.write_bytes(pickle.dumps(_run(scene)))
+    def joined() -> bytes:
+        _join(rank, world, folder, timeout_s)
+        return pickle.dumps({"value": scene()})
+
+    new, found = folder / f"{rank}.new", _run(joined)
+    new.write_bytes(pickle.dumps(found) if "error" in found else found["value"])
     new.rename(folder / f"{rank}.pickle")
     _end()
 
