@@ -17,7 +17,7 @@ import gradwire
 from gradwire.errors import WireError
 from gradwire.members.bucket import meet
 from gradwire.members.bucket.coder import Coder
-from gradwire.members.bucket.objects import Bucket, StoreError
+from gradwire.members.bucket.objects import Bucket, StoreError, created
 from gradwire.members.bucket.records import Beat, member_key
 from gradwire.members.bucket.rounds import NO_MORE
 from gradwire.members.site import Site
@@ -26,6 +26,19 @@ from tests.support.command import eventually
 from tests.unit.members.test_bucket_entry import beating, enter, held, take
 
 pytest.importorskip("obstore")
+
+
+def test_a_store_that_is_gone_does_not_hold_training_up_for_a_quarter_of_an_hour() -> None:
+    at_s = [0.0]
+
+    def fails(*_asked: Any) -> None:
+        at_s[0] += 57.0
+        raise StoreError("packets are lost")
+
+    gone = Mock(create=fails, get=fails, now_s=lambda: at_s[0])
+    with pytest.raises(StoreError, match="packets are lost"):
+        created(gone, "an offer", b"")
+    assert at_s == [2 * 57.0], "one attempt, and one look whether it was made"
 
 
 def test_steps_to_what_is_not_finite_are_lost_with_a_word(tmp_path: Path) -> None:

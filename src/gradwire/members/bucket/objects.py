@@ -17,6 +17,8 @@ from gradwire.version import EXTRA
 
 TRIES = 8
 """Attempts to create an object whose answers are lost, before that is an error."""
+TRIES_S = 60.0
+"""No further one begins after so long. Where packets are lost, one takes a minute, and training stands still."""
 PAUSE_S = 0.5
 """Between two of them."""
 REQUEST_S = 600.0
@@ -79,7 +81,10 @@ def held_after(objects: Objects, key: str, data: bytes) -> bytes:
     Raises `StoreError` if there is still no answer after some attempts.
     """
     last: StoreError | None = None
-    for _ in range(TRIES):
+    began_s = objects.now_s()
+    for tried in range(TRIES):
+        if tried and objects.now_s() - began_s > TRIES_S:
+            break
         try:
             if objects.create(key, data):
                 return data
