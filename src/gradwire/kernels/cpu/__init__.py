@@ -2,8 +2,8 @@
 
 A file has the name of the contracts' file in `kernels/`. Its functions on tensors are twins: they have the
 contracts' names and signatures, and stand above the kernels that they call. A kernel uses no constant from
-outside this folder: compiled code contains its constants, and the cache is keyed by the sources of this
-folder alone.
+outside this folder and the one above: compiled code contains its constants, and the cache is keyed by the
+sources of both.
 
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """

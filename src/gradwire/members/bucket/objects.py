@@ -18,7 +18,9 @@ from gradwire.version import EXTRA
 TRIES = 8
 """Attempts to create an object whose answers are lost, before that is an error."""
 TRIES_S = 60.0
-"""No further one begins after so long. Where packets are lost, one takes a minute, and training stands still."""
+"""No further one begins after so long: training may stand still meanwhile. If packets are lost, one takes a
+minute.
+"""
 PAUSE_S = 0.5
 """Between two of them."""
 REQUEST_S = 600.0
