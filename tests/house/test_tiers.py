@@ -85,8 +85,8 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             PLAIN_DDP[0],
             "device.test_streaming:test_whole_steps_never_make_the_host_wait",
         ),
-        "FSDP2": SHARDED,
-        "FSDP2 over slow links between all ranks": IN_FEW_BITS,
+        "FSDP2, a slow network between machines": SHARDED,
+        "FSDP2, slow links between all ranks, as in one machine without NVLink": IN_FEW_BITS,
         "sites far apart": DILOCO,
         "sites that come and go": (
             "process.test_members:test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit",
